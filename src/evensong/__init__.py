@@ -1,0 +1,48 @@
+"""evensong: an LLM inference engine that always gives the same request the same bytes.
+
+Public names load on first use, so that `import evensong` stays fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evensong.config.resolve import EngineArgs
+    from evensong.engine.async_llm import AsyncLLM
+    from evensong.engine.llm_engine import LLMEngine
+    from evensong.entrypoints.llm import LLM
+    from evensong.protocol.errors import EngineDeadError, RequestError
+    from evensong.protocol.request_output import CompletionOutput, RequestOutput
+    from evensong.protocol.sampling_params import SamplingParams
+
+_HOMES = {
+    "LLM": "evensong.entrypoints.llm",
+    "LLMEngine": "evensong.engine.llm_engine",
+    "AsyncLLM": "evensong.engine.async_llm",
+    "EngineArgs": "evensong.config.resolve",
+    "SamplingParams": "evensong.protocol.sampling_params",
+    "RequestOutput": "evensong.protocol.request_output",
+    "CompletionOutput": "evensong.protocol.request_output",
+    "EngineDeadError": "evensong.protocol.errors",
+    "RequestError": "evensong.protocol.errors",
+}
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineDeadError",
+    "LLMEngine",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'evensong' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""Settings: one frozen dataclass a section, made by EngineArgs and resolve()."""

@@ -1,0 +1,138 @@
+"""From flat settings (EngineArgs, flags) to a frozen EngineConfig."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from evensong.config.sections import ENGINE_SECTIONS, CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
+from evensong.protocol.errors import ConfigError
+
+
+class EngineArgs:
+    """Flat settings of an engine under vLLM's names: `EngineArgs(model="demo", max_num_seqs=8)`.
+
+    The names, types and defaults are the fields of config/sections.py. Raises ConfigError for a name that does not
+    exist, naming the nearest, and for a value of the wrong kind.
+    """
+
+    def __init__(self, model: str = "demo", **settings: Any) -> None:
+        self.settings: dict[str, Any] = {"model": model, **settings}
+        self.config = resolve(self.settings)
+
+    def __repr__(self) -> str:
+        return f"EngineArgs({', '.join(f'{k}={v!r}' for k, v in self.settings.items())})"
+
+    def create_engine_config(self) -> EngineConfig:
+        """The frozen config that these settings describe."""
+        return self.config
+
+
+def resolve(settings: Mapping[str, Any]) -> EngineConfig:
+    """The frozen EngineConfig of flat settings; raises ConfigError in one line for any that cannot be used."""
+    settings = {_canonical(name): value for name, value in settings.items()}
+    owners = {f.name: section for section, cls in ENGINE_SECTIONS.items() for f in dataclasses.fields(cls)}
+    for name in settings:
+        if name not in owners:
+            raise ConfigError(f"there is no setting {name!r}{nearest(name, owners)}")
+    sections: dict[str, Any] = {}
+    for section, cls in ENGINE_SECTIONS.items():
+        own = {name: value for name, value in settings.items() if owners[name] == section}
+        sections[section] = build_section(cls, own)
+    config = EngineConfig(**sections)
+    _check_cache(config.cache)
+    _check_scheduler(config.scheduler, config.cache)
+    if config.model.max_model_len != "auto":
+        _at_least("max_model_len", config.model.max_model_len, 2)
+    _at_least("max_logprobs", config.model.max_logprobs, 0)
+    return config
+
+
+def build_section(cls: type, values: Mapping[str, Any]) -> Any:
+    """One section from `values`, each checked against the field's declared type."""
+    hints = typing.get_type_hints(cls)
+    checked = {name: check_type(name, value, hints[name]) for name, value in values.items()}
+    return cls(**checked)
+
+
+def check_server(config: ServerConfig) -> ServerConfig:
+    """`config` unchanged; raises ConfigError for a value that cannot be used."""
+    if not 0 <= config.port <= 65535:
+        raise ConfigError(f"--port must be in 0..65535, got {config.port}")
+    _at_least("max_request_bytes", config.max_request_bytes, 1024)
+    _at_least("max_n", config.max_n, 1)
+    if not 0 <= config.shutdown_timeout <= 86400:
+        raise ConfigError(f"--shutdown-timeout must be in 0..86400 seconds, got {config.shutdown_timeout}")
+    return config
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean X?` for the closest of `names`, or nothing."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_type(name: str, value: Any, hint: Any) -> Any:
+    """`value` if it is of the declared kind (an int passes for a float); raises ConfigError otherwise."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if any(_matches(value, option) for option in options):
+            return value
+        raise ConfigError(f"{name} cannot be {value!r}; expected {' or '.join(_shown(o) for o in options)}")
+    if not _matches(value, hint):
+        raise ConfigError(f"{name} cannot be {value!r}; expected {_shown(hint)}")
+    return float(value) if hint is float else value
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    if hint is type(None):
+        return value is None
+    if typing.get_origin(hint) is typing.Literal:
+        return value in typing.get_args(hint)
+    if hint is bool:
+        return isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _shown(hint: Any) -> str:
+    if hint is type(None):
+        return "none"
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(typing.get_args(hint))
+    return str(getattr(hint, "__name__", hint))
+
+
+def _canonical(name: str) -> str:
+    return {"num_gpu_blocks_override": "num_kv_blocks_override"}.get(name, name)
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigError(f"{name} must be at least {low}, got {value}")
+
+
+def _check_cache(cache: CacheConfig) -> None:
+    if not 1 <= cache.block_size <= 1024:
+        raise ConfigError(f"block_size must be in 1..1024, got {cache.block_size}")
+    if cache.num_kv_blocks_override is not None:
+        _at_least("num_kv_blocks_override", cache.num_kv_blocks_override, 2)
+    if cache.kv_cache_memory_bytes is not None:
+        _at_least("kv_cache_memory_bytes", cache.kv_cache_memory_bytes, 1)
+
+
+def _check_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        value = getattr(scheduler, name)
+        if value is not None:
+            _at_least(name, value, 1)
+    _at_least("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0)
+    _at_least("max_num_queued_reqs", scheduler.max_num_queued_reqs, 1)

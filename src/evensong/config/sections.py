@@ -1,0 +1,102 @@
+"""The settings of an engine, one frozen dataclass a section. Flags are made from these fields.
+
+A field's metadata holds `help` (one line) and, where the flag differs from the field's name, `flags`.
+Names are vLLM's where vLLM has the setting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+AUTO: Literal["auto"] = "auto"
+
+
+def setting(default: Any, help: str, *flags: str, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
+    """A config field with its default, help line and flag names."""
+    return field(default=default, metadata={"help": help, "flags": flags, "choices": choices, "metavar": metavar})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model runs, and in which numeric mode."""
+
+    model: str = setting("demo", "a folder, a .gguf file, or demo")
+    served_model_name: str | None = setting(None, "name in the API (default: MODEL as given)")
+    dtype: Literal["auto", "bfloat16", "float32"] = setting(
+        "auto", "run dtype; auto takes the checkpoint's", choices=("auto", "bfloat16", "float32")
+    )
+    max_model_len: int | Literal["auto"] = setting(
+        AUTO, "most tokens of prompt plus output; auto: the model's own limit, reduced to what fits", metavar="N|auto"
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "auto: cuda if there is one, else cpu", choices=("auto", "cpu", "cuda")
+    )
+    seed: int = setting(0, "seed of the engine itself; requests without a seed draw their own")
+    max_logprobs: int = setting(20, "most logprobs that a request may ask for at each position")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = setting(16, "tokens in a KV block")
+    enable_prefix_caching: bool = setting(True, "reuse the KV blocks of shared prefixes")
+    num_kv_blocks_override: int | None = setting(
+        None, "exact number of KV blocks", "--num-kv-blocks-override", "--num-gpu-blocks-override"
+    )
+    kv_cache_memory_bytes: int | None = setting(None, "memory of the KV cache in bytes")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Who runs next, and how much a step may hold."""
+
+    max_num_seqs: int | None = setting(None, "most requests in one step (default: 64 on CPU, 256 on CUDA)")
+    max_num_batched_tokens: int | None = setting(
+        None, "most tokens in one step (default on CPU: chosen at start so that a step stays under 250 ms)"
+    )
+    enable_chunked_prefill: bool = setting(True, "compute long prompts over several steps")
+    long_prefill_token_threshold: int = setting(0, "most tokens of one prompt in a step; 0: no limit of its own")
+    max_num_queued_reqs: int = setting(1024, "most requests that wait; beyond it 429")
+
+
+@dataclass(frozen=True)
+class ObservabilityConfig:
+    """Logs and figures."""
+
+    disable_log_stats: bool = setting(False, "no stats line every 10 s while busy")
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "least severe line to log", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an engine is told; frozen, and the same in every process of a launch."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP front door; only the launcher and the HTTP process see it."""
+
+    host: str = setting("127.0.0.1", "address to listen on (vLLM listens on all interfaces by default)")
+    port: int = setting(8000, "port to listen on; 0 takes a free one")
+    api_key: str | None = setting(None, "key that requests must bear (default: $EVENSONG_API_KEY)")
+    metrics_no_auth: bool = setting(False, "leave /metrics open when a key is set")
+    max_request_bytes: int = setting(16 * 1024 * 1024, "largest request body in bytes")
+    max_n: int = setting(128, "most choices (n) that a request may ask for")
+    shutdown_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM or Ctrl-C")
+
+
+ENGINE_SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "observability": ObservabilityConfig,
+}

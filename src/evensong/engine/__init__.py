@@ -1,0 +1,1 @@
+"""The engine, seen from outside and inside."""

@@ -1,0 +1,1 @@
+"""How a front end reaches cores."""

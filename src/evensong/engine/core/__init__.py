@@ -1,0 +1,1 @@
+"""The engine core: one inner loop per replica, and its process."""

@@ -1,0 +1,1 @@
+"""The evensong command: one file a verb."""

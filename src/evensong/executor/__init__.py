@@ -1,0 +1,1 @@
+"""One plan out to all ranks, one result back."""

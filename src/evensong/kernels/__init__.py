@@ -1,0 +1,1 @@
+"""The op set behind one dispatch table."""

@@ -1,0 +1,1 @@
+"""Where KV memory lives: blocks, their hashes and their owners."""

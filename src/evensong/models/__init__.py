@@ -1,0 +1,1 @@
+"""Model families, their registry and the weight loader."""

@@ -1,0 +1,1 @@
+"""Metrics, the stats line and start-up phases."""

@@ -1,0 +1,1 @@
+"""What crosses a process line: small typed records, their codec, and the errors that users can meet."""

@@ -1,0 +1,84 @@
+"""Start-up messages between the launcher and its children (spec B1)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from evensong.protocol.kv_spec import Resources
+
+
+class Bootstrap(msgspec.Struct):
+    """First bytes that a child reads from its inherited pipe; the pipe's end-of-file later means the parent died."""
+
+    token: bytes
+    handshake_address: str
+    role: str
+    index: int
+    incarnation: int
+
+
+class Hello(msgspec.Struct):
+    """Child -> launcher: I run. `local` is True for a process on the launcher's machine."""
+
+    role: str
+    index: int
+    pid: int
+    local: bool = True
+
+
+class ClientAddress(msgspec.Struct):
+    """Sockets of one front end: it binds both, cores connect."""
+
+    client_index: int
+    requests: str
+    outputs: str
+
+
+class CoreInit(msgspec.Struct):
+    """Launcher -> core: the settings (config/, as msgpack) and every front end's sockets.
+
+    `learned` is set for a replacement, which must come up with the first core's values.
+    """
+
+    config: msgspec.Raw
+    clients: list[ClientAddress]
+    learned: Resources | None = None
+
+
+class HttpInit(msgspec.Struct):
+    """Launcher -> HTTP process: the settings, its own sockets, and the resolved model's place."""
+
+    config: msgspec.Raw
+    client: ClientAddress
+    num_engines: int = 1
+
+
+class Ready(msgspec.Struct):
+    """Core -> launcher: it can take requests."""
+
+    resources: Resources
+
+
+class Failed(msgspec.Struct):
+    """Child -> launcher: it cannot start. `usage` marks a mistake of the user's (exit code 2)."""
+
+    message: str
+    usage: bool = False
+
+
+class Member(msgspec.Struct):
+    """One core as the launcher knows it. `state` is one of NEW, CONNECTED, READY, DEAD."""
+
+    index: int
+    incarnation: int
+    state: str
+    resources: Resources | None = None
+    reason: str | None = None
+
+
+class Membership(msgspec.Struct):
+    """Launcher -> front ends: every core, whether the launch is draining, and what start-up is busy with."""
+
+    members: list[Member]
+    draining: bool = False
+    phase: str = ""

@@ -1,0 +1,48 @@
+"""How KV memory is laid out: what layers need, and what they get."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LayerKVSpec(msgspec.Struct, frozen=True, array_like=True):
+    """What one attention layer keeps per token. `dtype` is the cache dtype's torch name, e.g. "bfloat16"."""
+
+    layer: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    dtype_size: int
+    kind: str = "full"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token, in bytes."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype_size
+
+
+class KVCacheConfig(msgspec.Struct, frozen=True, array_like=True):
+    """The pool that every rank allocates: `num_blocks` blocks of `block_size` tokens in each layer."""
+
+    num_blocks: int
+    block_size: int
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """What a core learned at start-up; travels in READY, never written back into the config.
+
+    `fingerprint` is the digest that determinism holds for; `fingerprint_parts` says what went into it.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    vocab_size: int
+    kv_cache_bytes: int
+    fingerprint: str
+    fingerprint_parts: dict[str, str]
+    supported_tasks: list[str] = ["generate"]
+    deterministic: bool = True
+    phases: dict[str, float] = {}

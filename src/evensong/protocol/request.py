@@ -1,0 +1,43 @@
+"""EngineCoreRequest: one request as it travels from a front end to a core."""
+
+from __future__ import annotations
+
+import msgspec
+
+from evensong.protocol.sampling_params import SamplingParams
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A resumable request (spec E2): admission with `output_token_ids` continues where those tokens end.
+
+    `request_id` is unique among all requests that a core ever sees. `params` is resolved at first admission: `seed`
+    and `max_tokens` are set, `n` is 1. `attempt` counts submissions of the same request; every output names it.
+    `arrival_time` is in seconds of the wall clock.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    client_index: int = 0
+    attempt: int = 0
+    arrival_time: float = 0.0
+    eos_token_ids: list[int] = []
+    output_token_ids: list[int] = []
+    priority: int = 0
+    cache_salt: str | None = None
+    prompt_logprobs_delivered: int = 0
+
+
+class AbortRequests(msgspec.Struct, array_like=True):
+    """Ends requests by id; ids that are not known are ignored."""
+
+    request_ids: list[str]
+
+
+class UtilityCall(msgspec.Struct, array_like=True):
+    """A call of a control verb (protocol/control.py); `args` is a msgpack map of its arguments."""
+
+    call_id: int
+    client_index: int
+    verb: str
+    args: msgspec.Raw

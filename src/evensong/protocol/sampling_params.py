@@ -1,0 +1,174 @@
+"""SamplingParams: how one request's tokens are chosen. Field names are vLLM's.
+
+Checks here are those that need no model; the input processor checks the rest, and the core trusts what it decodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+
+from evensong.protocol.errors import RequestError
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MAX_STOP_STRINGS = 128
+MAX_TOKEN_ID = 2**31 - 1
+
+
+class RequestOutputKind(IntEnum):
+    """Which part of the output so far each RequestOutput carries."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
+    """Sampling settings of one request.
+
+    Raises RequestError naming the field when a value can never be right. `temperature == 0` is greedy.
+    `logprobs=k` returns the sampled token's raw log-probability and the k best; `seed=None` draws one, which the
+    response reports. `max_tokens=None` means as many as the context length allows.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        self.stop = _stop_list(self.stop)
+        self.logit_bias = _logit_bias(self.logit_bias)
+        self._check_numbers()
+        self._check_lengths()
+
+    @property
+    def greedy(self) -> bool:
+        """True where no noise is added: the best token, lowest id on a tie."""
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The stop strings as a list, empty when there are none."""
+        return list(self.stop) if isinstance(self.stop, list) else []
+
+    def clone(self) -> SamplingParams:
+        """A copy that can be changed without touching this one."""
+        return msgspec.structs.replace(self)
+
+    def _check_numbers(self) -> None:
+        self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
+        # vLLM stops at 2 over HTTP; any finite temperature has a defined result here.
+        self.temperature = _number("temperature", self.temperature, 0.0, 1e9)
+        self.top_p = _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise RequestError("top_p must be in (0, 1], got 0.0", param="top_p")
+        self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
+        self.top_k = _integer("top_k", self.top_k, -1, INT64_MAX)
+        if self.seed is not None:
+            self.seed = _integer("seed", self.seed, INT64_MIN, INT64_MAX)
+
+    def _check_lengths(self) -> None:
+        _integer("n", self.n, 1, INT64_MAX)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, INT64_MAX)
+        _integer("min_tokens", self.min_tokens, 0, INT64_MAX)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, INT64_MAX)
+        for token_id in _token_list(self.stop_token_ids):
+            _integer("stop_token_ids", token_id, 0, MAX_TOKEN_ID)
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True", param="stop")
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    """`value` as a finite float within [low, high], else RequestError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(f"{name} must be a number, got {value!r:.60}", param=name)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or not low <= number <= high:
+        raise RequestError(f"{name} must be a finite number in [{low:g}, {high:g}], got {number!r}", param=name)
+    return number
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    """`value` as an int within [low, high], else RequestError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be an integer, got {value!r:.60}", param=name)
+    if not low <= value <= high:
+        shown = value if abs(value) < 2**80 else "a number of over 80 bits"
+        raise RequestError(f"{name} must be in [{low}, {high}], got {shown}", param=name)
+    return value
+
+
+def _token_list(value: Sequence[int] | None) -> list[int]:
+    if value is None:
+        return []
+    if not isinstance(value, (list, tuple)):
+        raise RequestError("stop_token_ids must be a list of token ids", param="stop_token_ids")
+    return list(value)
+
+
+def _stop_list(value: object) -> list[str] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, (list, tuple)):
+        raise RequestError("stop must be a string or a list of strings", param="stop")
+    if len(value) > MAX_STOP_STRINGS:
+        raise RequestError(f"stop has {len(value)} strings, at most {MAX_STOP_STRINGS} are allowed", param="stop")
+    for item in value:
+        if not isinstance(item, str):
+            raise RequestError("stop must be a string or a list of strings", param="stop")
+        if not item:
+            raise RequestError("stop strings must not be empty", param="stop")
+        if not item.isascii() and any("\ud800" <= c <= "\udfff" for c in item):
+            raise RequestError("stop holds a lone surrogate, which no text can contain", param="stop")
+    return list(value) or None
+
+
+def _logit_bias(value: object) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise RequestError("logit_bias must map token ids to numbers", param="logit_bias")
+    bias: dict[int, float] = {}
+    for key, amount in value.items():
+        token_id = key
+        if isinstance(key, str):
+            digits = key.removeprefix("-")
+            if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+                raise RequestError(f"logit_bias has a key that is not a token id: {key!r:.60}", param="logit_bias")
+            token_id = int(key)
+        _integer("logit_bias", token_id, 0, MAX_TOKEN_ID)
+        bias[token_id] = _number("logit_bias", amount, -100.0, 100.0)
+    return bias or None

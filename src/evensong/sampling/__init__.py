@@ -1,0 +1,1 @@
+"""An ordered list of small steps from logits to a token."""

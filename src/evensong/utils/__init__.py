@@ -1,0 +1,1 @@
+"""Leaves: small helpers that know nothing of the engine."""

@@ -1,0 +1,1 @@
+"""One per device: runs the model and samples."""
