@@ -1,0 +1,43 @@
+# One verb each. `make setup` makes .venv with everything installed; the other verbs call it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+MODEL ?= demo
+PORT ?= 8000
+ARGS ?=
+MINUTES ?= 5
+# make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
+.PHONY: setup serve chat test check bench soak clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "evensong needs Python 3.11 or newer; set PYTHON=")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+serve: $(STAMP)
+	@exec $(BIN)/evensong serve $(MODEL) --port $(PORT) $(ARGS)
+
+chat: $(STAMP)
+	@exec $(BIN)/evensong chat --url http://127.0.0.1:$(PORT)/v1 $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest $(ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --report soak-report.json $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,40 @@
+"""The KV cache's invariants as code: run when idle, after each step under a debug flag, and in every random test."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from evensong.kvcache.manager import KVCacheManager
+
+
+def check(kv_cache: KVCacheManager) -> dict[str, int]:
+    """Proves that each block is free or owned and that reference counts match the tables.
+
+    Returns the counts of total, free, owned and cached blocks and of tables; raises AssertionError naming the first
+    violation.
+    """
+    pool = kv_cache.pool
+    held = Counter(block for table in kv_cache.tables.values() for block in table)
+    for request_id, table in kv_cache.tables.items():
+        assert len(set(table)) == len(table), f"request {request_id} holds a block twice"
+    for block in range(pool.num_blocks):
+        assert pool.ref_counts[block] == held[block], (
+            f"block {block} has {pool.ref_counts[block]} references, tables hold it {held[block]} times"
+        )
+    free = pool.free_list()
+    assert len(free) == len(set(free)) == pool.num_free, f"free list of {len(free)}, counted {pool.num_free}"
+    assert all(pool.ref_counts[block] == 0 for block in free), "an owned block stands in the free list"
+    owned = sum(1 for count in pool.ref_counts if count)
+    assert owned + len(free) == pool.num_blocks, f"{owned} owned and {len(free)} free of {pool.num_blocks} blocks"
+    for block_hash, block in pool.by_hash.items():
+        assert pool.hashes[block] == block_hash, f"hash map names block {block}, which holds another hash"
+    assert len(pool.by_hash) == sum(1 for h in pool.hashes if h is not None), "a block's hash is not in the map"
+    for writer in kv_cache._writers.values():
+        assert writer in kv_cache.tables, f"{writer} is named a writer and holds no table"
+    return {
+        "total": pool.num_blocks,
+        "free": len(free),
+        "owned": owned,
+        "cached": len(pool.by_hash),
+        "tables": len(kv_cache.tables),
+    }

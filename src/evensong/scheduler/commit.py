@@ -1,0 +1,62 @@
+"""commit: applies a step's sampled tokens to a request, decides whether it ends, and makes its output."""
+
+from __future__ import annotations
+
+from evensong.protocol.errors import ErrorBody
+from evensong.protocol.output import EngineCoreOutput, FinishReason, TokenLogprobs
+from evensong.scheduler.request import Request
+
+
+def commit_tokens(
+    request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None, max_model_len: int
+) -> EngineCoreOutput:
+    """Appends tokens up to the one that ends the request; later ones are dropped. The status is left to the caller."""
+    kept = 0
+    reason: FinishReason | None = None
+    stop_reason: int | None = None
+    for token_id in token_ids:
+        request.token_ids.append(token_id)
+        kept += 1
+        reason, stop_reason = stop_check(request, token_id, max_model_len)
+        if reason is not None:
+            break
+    start = request.num_sent_tokens
+    request.num_sent_tokens += kept
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        attempt=request.source.attempt,
+        start=start,
+        new_token_ids=token_ids[:kept],
+        new_logprobs=None if logprobs is None else logprobs[:kept],
+        finish_reason=reason,
+        stop_reason=stop_reason,
+        num_cached_tokens=request.first_cached_tokens or 0,
+    )
+
+
+def stop_check(request: Request, token_id: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
+    """Whether `token_id`, the request's newest token, ends it, and the stop token id that the API reports."""
+    params = request.source.params
+    if request.num_output_tokens >= params.min_tokens:
+        if not params.ignore_eos and token_id in request.source.eos_token_ids:
+            return FinishReason.STOP, None
+        if token_id in request.stop_ids:
+            return FinishReason.STOP, token_id
+    if params.max_tokens is not None and request.num_output_tokens >= params.max_tokens:
+        return FinishReason.LENGTH, None
+    if request.num_tokens >= max_model_len:
+        return FinishReason.LENGTH, None
+    return None, None
+
+
+def final_output(request: Request, reason: FinishReason, error: ErrorBody | None = None) -> EngineCoreOutput:
+    """The last output of a request that ends without a token: aborted, or failed."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        attempt=request.source.attempt,
+        start=request.num_sent_tokens,
+        new_token_ids=[],
+        finish_reason=reason,
+        num_cached_tokens=request.first_cached_tokens or 0,
+        error=error,
+    )

@@ -1,0 +1,66 @@
+"""Request: one request as the scheduler knows it. Only the scheduler and commit change it."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from evensong.protocol.request import EngineCoreRequest
+
+
+class RequestStatus(Enum):
+    """Where a request stands."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Request:
+    """Tokens known and tokens computed; there is no prefill or decode phase (spec G1)."""
+
+    __slots__ = (
+        "block_hashes",
+        "first_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_sent_tokens",
+        "source",
+        "status",
+        "stop_ids",
+        "steps_waited",
+        "token_ids",
+    )
+
+    def __init__(self, source: EngineCoreRequest) -> None:
+        self.source = source
+        self.token_ids = source.prompt_token_ids + source.output_token_ids
+        self.num_prompt_tokens = len(source.prompt_token_ids)
+        self.num_computed_tokens = 0
+        # Output tokens that the front end has: what this attempt started from, and what was sent since.
+        self.num_sent_tokens = len(source.output_token_ids)
+        self.status = RequestStatus.WAITING
+        self.block_hashes: list[bytes] = []
+        self.stop_ids = frozenset(source.params.stop_token_ids or ())
+        # Prefix-cache hit of the first admission; None until then. Preemption does not change what is reported.
+        self.first_cached_tokens: int | None = None
+        self.steps_waited = 0
+
+    @property
+    def request_id(self) -> str:
+        """The id that is unique among all requests of the core."""
+        return self.source.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, those of earlier attempts included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def resumed(self) -> bool:
+        """True for a request that was admitted before: it skips the queue limit and goes ahead of new ones."""
+        return self.source.attempt > 0 or bool(self.source.output_token_ids)

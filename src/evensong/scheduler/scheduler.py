@@ -1,0 +1,307 @@
+"""Scheduler: gives each step's tokens to running requests, then to waiting ones (spec G1-G3).
+
+There is no prefill or decode phase: a request has tokens known and tokens computed, and a step computes some of the
+difference. A request whose last known token is computed in a step gets its next token sampled in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from evensong.kvcache.check import check
+from evensong.kvcache.manager import KVCacheManager
+from evensong.protocol.errors import ErrorBody, RequestError
+from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
+from evensong.protocol.request import EngineCoreRequest
+from evensong.protocol.stats import SchedulerStats
+from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
+from evensong.scheduler.budget import Budget, SchedulerLimits
+from evensong.scheduler.commit import commit_tokens, final_output
+from evensong.scheduler.queue import WaitingQueue
+from evensong.scheduler.request import Request, RequestStatus
+
+Outputs = dict[int, list[EngineCoreOutput]]
+
+# A waiting request lets a running one compute the prefix that they share for at most this many steps.
+MAX_STEPS_BEHIND_A_WRITER = 256
+RETRY_AFTER_SECONDS = 1
+
+
+class _Plan:
+    """What one call of schedule() collects."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.budget = Budget(limits)
+        self.scheduled: dict[str, int] = {}
+        self.new: list[NewRequestData] = []
+        self.grown: dict[str, list[int]] = {}
+        self.preempted = False
+
+
+class Scheduler:
+    """Who runs next. The only writer, with commit, of Request; called by one thread."""
+
+    def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheManager, *, check: bool = False) -> None:
+        self.limits = limits
+        self.kv_cache = kv_cache
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue()
+        # In order of admission: the last one is preempted first.
+        self.running: list[Request] = []
+        self._check = check
+        self._released: list[str] = []
+        self._first_to_serve = 0
+        self._step_id = 0
+        self._stats = SchedulerStats()
+
+    # ---- arrivals and departures
+
+    def add_request(self, source: EngineCoreRequest) -> Admission:
+        """Admits a request to the queue; raises RequestError, with nothing changed, when it can never run or must not.
+
+        Refused: more tokens than max_model_len or the whole pool can hold (400), a full queue (429), an id that lives.
+        """
+        request = Request(source)
+        self._check_admission(request)
+        self.kv_cache.extend_hashes(request.block_hashes, request.token_ids, source.cache_salt)
+        hit = self.kv_cache.lookup(request.block_hashes, request.num_tokens)
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+        return Admission(request.request_id, source.attempt, len(hit) * self.kv_cache.block_size)
+
+    def finish_requests(self, request_ids: Iterable[str], reason: FinishReason) -> Outputs:
+        """Ends requests before their time; ids that are not known are ignored. Returns their last outputs."""
+        outputs: Outputs = {}
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self._finish(request)
+                outputs.setdefault(request.source.client_index, []).append(final_output(request, reason))
+        return outputs
+
+    def has_requests(self) -> bool:
+        """True while a request waits or runs."""
+        return bool(self.requests)
+
+    # ---- one step
+
+    def schedule(self) -> SchedulerOutput:
+        """The plan of the next step."""
+        plan = _Plan(self.limits)
+        self._serve_running(plan)
+        if not plan.preempted:
+            self._serve_waiting(plan)
+        return self._finish_plan(plan)
+
+    def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarBitmask | None:
+        """Allowed tokens of the plan's constrained requests; None when there are none."""
+        return None
+
+    def update_from_output(self, plan: SchedulerOutput, output: ModelOutput) -> Outputs:
+        """Applies what the step computed: publishes blocks, appends tokens, ends requests. Outputs by client index.
+
+        A request that was aborted while the model ran is ignored.
+        """
+        for request_id in plan.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is not None and request.status is RequestStatus.RUNNING:
+                self.kv_cache.publish(request_id, request.block_hashes, request.num_computed_tokens)
+        outputs: Outputs = {}
+        for request_id, token_ids, logprobs in zip(
+            output.request_ids, output.sampled_token_ids, output.logprobs, strict=True
+        ):
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if request_id in output.errors:
+                error = ErrorBody(output.errors[request_id], 500, "internal_error")
+                result = final_output(request, FinishReason.ERROR, error)
+            else:
+                result = commit_tokens(request, token_ids, logprobs, self.limits.max_model_len)
+                self._claim_new_blocks(request)
+            if result.finish_reason is not None:
+                self._finish(request)
+            outputs.setdefault(request.source.client_index, []).append(result)
+        if self._check:
+            self.check_kv_cache()
+        return outputs
+
+    # ---- figures and checks
+
+    def make_stats(self) -> SchedulerStats:
+        """Gauges now, and counts since the last call."""
+        stats, self._stats = self._stats, SchedulerStats()
+        stats.num_running = len(self.running)
+        stats.num_waiting = len(self.waiting)
+        stats.kv_cache_usage = self.kv_cache.usage
+        return stats
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached blocks; False, with nothing changed, while requests hold some."""
+        return self.kv_cache.reset_prefix_cache()
+
+    def check_kv_cache(self) -> dict[str, int]:
+        """Proves the KV cache's invariants and that exactly the running requests hold tables; returns the counts."""
+        counts = check(self.kv_cache)
+        running = {request.request_id for request in self.running}
+        assert set(self.kv_cache.tables) == running, "a table belongs to a request that does not run"
+        return counts
+
+    # ---- inside
+
+    def _check_admission(self, request: Request) -> None:
+        source, limits = request.source, self.limits
+        if source.request_id in self.requests:
+            raise RequestError(f"request id {source.request_id} is in use", status=409, param="request_id")
+        if not source.prompt_token_ids:
+            raise RequestError("the prompt holds no token", param="prompt")
+        if request.num_tokens >= limits.max_model_len:
+            raise RequestError(
+                f"the prompt has {request.num_tokens} tokens; with at least one token of output that is more than "
+                f"max_model_len {limits.max_model_len}",
+                param="prompt",
+            )
+        most = limits.max_model_len
+        if source.params.max_tokens is not None:
+            most = min(most, request.num_prompt_tokens + source.params.max_tokens)
+        pool_tokens = self.kv_cache.pool.num_blocks * self.kv_cache.block_size
+        # The last token of an output is never computed, so it needs no place.
+        if most - 1 > pool_tokens:
+            raise RequestError(
+                f"the prompt ({request.num_prompt_tokens} tokens) with its output needs room for {most - 1} tokens; the "
+                f"whole KV cache holds {pool_tokens}",
+                param="max_tokens",
+            )
+        if not limits.enable_chunked_prefill and request.num_tokens > limits.max_num_batched_tokens:
+            raise RequestError(
+                f"the prompt has {request.num_tokens} tokens; without chunked prefill a step holds at most "
+                f"{limits.max_num_batched_tokens}",
+                param="prompt",
+            )
+        if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs:
+            raise RequestError(
+                f"{len(self.waiting)} requests wait already, the most allowed",
+                status=429,
+                type="rate_limit_error",
+                code="queue_full",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+
+    def _serve_running(self, plan: _Plan) -> None:
+        """Tokens for requests that run. Where the budget ends early, the next step starts with those left out."""
+        order = self.running[self._first_to_serve :] + self.running[: self._first_to_serve]
+        self._first_to_serve = 0
+        for request in order:
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted for one that came before it in this step
+            count = plan.budget.share(request.num_tokens - request.num_computed_tokens)
+            if count == 0:
+                self._first_to_serve = self.running.index(request)
+                break
+            grown = self._make_room(request, request.num_computed_tokens + count, plan)
+            if grown is not None:
+                plan.grown[request.request_id] = grown
+                plan.scheduled[request.request_id] = count
+                plan.budget.take(count)
+
+    def _make_room(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
+        """New blocks for `request`, preempting the newest running ones as needed; None when it was the newest."""
+        while True:
+            grown = self.kv_cache.grow(request.request_id, num_tokens)
+            if grown is not None:
+                return grown
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            if victim is request:
+                return None
+
+    def _preempt(self, victim: Request, plan: _Plan) -> None:
+        plan.preempted = True
+        plan.budget.take(-plan.scheduled.pop(victim.request_id, 0))
+        plan.grown.pop(victim.request_id, None)
+        self._release_slot(victim)
+        victim.status = RequestStatus.WAITING
+        victim.num_computed_tokens = 0
+        victim.steps_waited = 0
+        self.waiting.push_front(victim)
+        self._stats.num_preemptions += 1
+
+    def _serve_waiting(self, plan: _Plan) -> None:
+        for request in list(self.waiting) if len(self.running) < self.limits.max_num_seqs else ():
+            if len(self.running) >= self.limits.max_num_seqs or plan.budget.left == 0:
+                break
+            hashes = request.block_hashes
+            hit = self.kv_cache.lookup(hashes, request.num_tokens)
+            if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self.kv_cache.awaits_writer(
+                hashes, len(hit), request.num_tokens
+            ):
+                request.steps_waited += 1
+                continue
+            num_cached = len(hit) * self.kv_cache.block_size
+            count = plan.budget.share(request.num_tokens - num_cached)
+            if count == 0 or not self.kv_cache.start(request.request_id, hit, hashes, num_cached + count):
+                break
+            self._admit(request, num_cached, count, plan)
+
+    def _admit(self, request: Request, num_cached: int, count: int, plan: _Plan) -> None:
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_cached
+        if request.first_cached_tokens is None:
+            request.first_cached_tokens = num_cached
+            self._stats.prefix_cache_queries += request.num_tokens
+            self._stats.prefix_cache_hits += num_cached
+        source = request.source
+        plan.scheduled[request.request_id] = count
+        plan.budget.take(count)
+        plan.new.append(
+            NewRequestData(
+                request_id=request.request_id,
+                prompt_token_ids=source.prompt_token_ids,
+                output_token_ids=request.token_ids[request.num_prompt_tokens :],
+                params=source.params,
+                eos_token_ids=source.eos_token_ids,
+                block_ids=list(self.kv_cache.tables[request.request_id]),
+                num_computed_tokens=num_cached,
+            )
+        )
+
+    def _finish_plan(self, plan: _Plan) -> SchedulerOutput:
+        cached = CachedRequestData([], [], [])
+        sampling: list[str] = []
+        for request_id, count in plan.scheduled.items():
+            request = self.requests[request_id]
+            if request_id in plan.grown:
+                cached.request_ids.append(request_id)
+                cached.new_block_ids.append(plan.grown[request_id])
+                cached.num_computed_tokens.append(request.num_computed_tokens)
+            request.num_computed_tokens += count
+            if request.num_computed_tokens == request.num_tokens:
+                sampling.append(request_id)
+        released, self._released = self._released, []
+        self._step_id += 1
+        return SchedulerOutput(self._step_id, plan.new, cached, plan.scheduled, sampling, released)
+
+    def _claim_new_blocks(self, request: Request) -> None:
+        """After new tokens: their full blocks get hashes, and this request is named as their writer."""
+        known = len(request.block_hashes)
+        self.kv_cache.extend_hashes(request.block_hashes, request.token_ids, request.source.cache_salt)
+        if len(request.block_hashes) > known:
+            self.kv_cache.claim(request.request_id, request.block_hashes)
+
+    def _finish(self, request: Request) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self._release_slot(request)
+        else:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        del self.requests[request.request_id]
+
+    def _release_slot(self, request: Request) -> None:
+        self.kv_cache.free(request.request_id)
+        index = self.running.index(request)
+        del self.running[index]
+        if index < self._first_to_serve:
+            self._first_to_serve -= 1
+        self._released.append(request.request_id)
