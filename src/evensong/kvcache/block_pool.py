@@ -72,7 +72,7 @@ class BlockPool:
 
     def free_list(self) -> list[int]:
         """The free blocks in the order in which they would be taken (for the invariants; O(num_free))."""
-        order = []
+        order: list[int] = []
         block = self._next[self.num_blocks]
         while block != self.num_blocks and len(order) <= self.num_blocks:
             order.append(block)

@@ -168,8 +168,8 @@ class Scheduler:
         # The last token of an output is never computed, so it needs no place.
         if most - 1 > pool_tokens:
             raise RequestError(
-                f"the prompt ({request.num_prompt_tokens} tokens) with its output needs room for {most - 1} tokens; the "
-                f"whole KV cache holds {pool_tokens}",
+                f"the prompt ({request.num_prompt_tokens} tokens) with its output needs room for {most - 1} tokens; "
+                f"the whole KV cache holds {pool_tokens}",
                 param="max_tokens",
             )
         if not limits.enable_chunked_prefill and request.num_tokens > limits.max_num_batched_tokens:

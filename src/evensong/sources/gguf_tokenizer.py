@@ -1,0 +1,155 @@
+"""GGUF's tokenizer metadata to a `tokenizers.Tokenizer`.
+
+The pre-tokenizers are those that the models' authors published, looked up by the name in `tokenizer.ggml.pre`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from evensong.protocol.errors import ConfigError
+from evensong.sources.gguf_file import GGUFFile
+
+CONVERSION_VERSION = 1
+_CONTROL, _USER_DEFINED = 3, 4
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+@dataclass(frozen=True)
+class ConvertedTokenizer:
+    """A tokenizer, its chat template, and its named special tokens (bos_token, eos_token, ...)."""
+
+    backend: Tokenizer
+    chat_template: str | None
+    special_tokens: dict[str, str]
+
+
+def convert(file: GGUFFile) -> ConvertedTokenizer:
+    """Builds the tokenizer that `file` describes. Raises ConfigError for kinds that are not supported."""
+    kind = file.get("tokenizer.ggml.model")
+    tokens: list[str] = file.get("tokenizer.ggml.tokens") or []
+    if not tokens:
+        raise ConfigError(f"the model file {file.path} holds no tokenizer")
+    try:
+        if kind == "gpt2":
+            backend = _byte_level(file, tokens)
+        elif kind == "llama":
+            backend = _sentencepiece(file, tokens)
+        else:
+            raise ConfigError(f"the tokenizer kind {kind!r} of {file.path} is not supported; supported: gpt2, llama")
+        _add_special_tokens(backend, file, tokens)
+        special = _special_tokens(file, tokens)
+        _prepend_bos(backend, file, tokens, default=kind == "llama")
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises bare Exception for vocabularies that contradict themselves
+        raise ConfigError(f"the tokenizer in {file.path} is damaged: {error}") from error
+    template = file.get("tokenizer.chat_template")
+    return ConvertedTokenizer(backend, template if isinstance(template, str) else None, special)
+
+
+def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    pairs = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges") or []]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(BPE(vocab=vocabulary, merges=pairs, fuse_unk=False, byte_fallback=False))
+    name = file.get("tokenizer.ggml.pre", "default")
+    if name in ("default", "gpt-2"):
+        steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    elif name == "smollm":
+        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    elif name in ("llama-bpe", "llama3", "llama-v3"):
+        steps = _split(_LLAMA3_SPLIT)
+    elif name == "qwen2":
+        backend.normalizer = normalizers.NFC()
+        steps = _split(_QWEN2_SPLIT)
+    else:
+        raise ConfigError(f"the pre-tokenizer {name!r} of {file.path} is not supported")
+    backend.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _split(pattern: str) -> list[Any]:
+    return [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+
+
+def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    scores: list[float] = file.get("tokenizer.ggml.scores") or []
+    if len(scores) != len(tokens):
+        raise ConfigError(f"the tokenizer in {file.path} has {len(tokens)} tokens and {len(scores)} scores")
+    unknown = file.get("tokenizer.ggml.unknown_token_id", 0)
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(
+        BPE(
+            vocab=vocabulary,
+            merges=_merges_by_score(vocabulary, scores),
+            unk_token=tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    steps: list[Any] = [normalizers.Replace(" ", "▁")]
+    prefix = file.get("tokenizer.ggml.add_space_prefix", True)
+    if prefix:
+        steps.insert(0, normalizers.Prepend("▁"))
+    backend.normalizer = normalizers.Sequence(steps)
+    parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        parts.append(decoders.Strip(content=" ", left=1))
+    backend.decoder = decoders.Sequence(parts)
+    return backend
+
+
+def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece merges the pair whose result scores best; as BPE merges, best first."""
+    merges: list[tuple[float, str, str]] = []
+    for token, index in vocabulary.items():
+        pieces = [
+            (token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if token[:cut] in vocabulary and token[cut:] in vocabulary
+        ]
+        pieces.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        merges.extend((scores[index], left, right) for left, right in pieces)
+    merges.sort(key=lambda merge: -merge[0])
+    return [(left, right) for _, left, right in merges]
+
+
+def _add_special_tokens(backend: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
+    types: list[int] = file.get("tokenizer.ggml.token_type") or []
+    for token, kind in zip(tokens, types, strict=False):
+        if kind == _CONTROL:
+            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        elif kind == _USER_DEFINED:
+            backend.add_tokens([AddedToken(token, special=False, normalized=False)])
+
+
+def _special_tokens(file: GGUFFile, tokens: list[str]) -> dict[str, str]:
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    special = {}
+    for name, key in names.items():
+        token_id = file.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(token_id, int) and 0 <= token_id < len(tokens):
+            special[name] = tokens[token_id]
+    return special
+
+
+def _prepend_bos(backend: Tokenizer, file: GGUFFile, tokens: list[str], *, default: bool) -> None:
+    bos = file.get("tokenizer.ggml.bos_token_id")
+    if file.get("tokenizer.ggml.add_bos_token", default) and isinstance(bos, int) and 0 <= bos < len(tokens):
+        token = tokens[bos]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{token}:0 $A:0", pair=f"{token}:0 $A:0 {token}:1 $B:1", special_tokens=[(token, bos)]
+        )

@@ -1,0 +1,59 @@
+"""MODEL, as a person types it, to files on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from evensong.protocol.errors import ConfigError
+from evensong.sources.demo import fetch_demo
+
+GGUF_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model's files are. `name` is what the user typed."""
+
+    kind: Literal["folder", "gguf"]
+    path: Path
+    name: str
+
+
+def resolve_model(model: str, *, progress: bool = True) -> ModelSource:
+    """The files behind MODEL: `demo`, a .gguf file, or a folder with config.json, tokenizer.json and safetensors.
+
+    Raises ConfigError in one line that says what was looked for.
+    """
+    if model == "demo":
+        return ModelSource("gguf", fetch_demo(progress=progress), model)
+    if not model or "\x00" in model:
+        raise ConfigError("MODEL must be a folder, a .gguf file, or demo")
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _folder(path, model)
+    if path.is_file():
+        return _gguf(path, model)
+    kind = "file" if model.endswith(".gguf") else "folder or .gguf file"
+    raise ConfigError(f"no model {model!r}: there is no such {kind}, and the only named model is 'demo'")
+
+
+def _folder(path: Path, model: str) -> ModelSource:
+    for needed in ("config.json", "tokenizer.json"):
+        if not (path / needed).is_file():
+            raise ConfigError(f"the model folder {model} has no {needed}")
+    if not any(path.glob("*.safetensors")):
+        raise ConfigError(f"the model folder {model} has no .safetensors file")
+    return ModelSource("folder", path, model)
+
+
+def _gguf(path: Path, model: str) -> ModelSource:
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ConfigError(f"cannot read the model {model}: {error.strerror}") from error
+    if magic != GGUF_MAGIC:
+        raise ConfigError(f"the model {model} is not a GGUF file (it starts with {magic!r})")
+    return ModelSource("gguf", path, model)

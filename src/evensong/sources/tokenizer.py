@@ -1,0 +1,134 @@
+"""Tokenizer: text to token ids and back, from tokenizer.json (folders) or GGUF metadata (converted once, cached)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from evensong.protocol.errors import ConfigError, RequestError
+from evensong.sources.cache import cache_dir, write_atomically
+from evensong.sources.gguf_file import GGUFFile
+from evensong.sources.gguf_tokenizer import CONVERSION_VERSION, convert
+from evensong.sources.resolve import ModelSource
+
+
+class Tokenizer:
+    """Thread-safe wrapper of a `tokenizers.Tokenizer` with what templates and detokenizing need."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        chat_template: str | None = None,
+        special_tokens: dict[str, str] | None = None,
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.chat_template = chat_template
+        self.special_tokens_map = special_tokens or {}
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.max_token_chars = max(map(len, vocabulary), default=1)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, where the tokenizer names one."""
+        return self._named("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that starts a text, where the tokenizer names one."""
+        return self._named("bos_token")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Raises RequestError for text that no UTF-8 can hold (lone surrogates)."""
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise RequestError("the text holds a lone surrogate, which no UTF-8 can hold", param="prompt") from error
+        except TypeError as error:
+            # The library reports text with surrogates as "not a string".
+            raise RequestError("the text cannot be encoded as UTF-8", param="prompt") from error
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of all of `token_ids` at once."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token; None for an id that it does not have."""
+        token: str | None = self.backend.id_to_token(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token in the vocabulary's own spelling."""
+        token_id: int | None = self.backend.token_to_id(token)
+        return token_id
+
+    def _named(self, name: str) -> int | None:
+        token = self.special_tokens_map.get(name)
+        return None if token is None else self.token_to_id(token)
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer of a model. Raises ConfigError in one line when it is missing or damaged."""
+    return _from_gguf(source.path) if source.kind == "gguf" else _from_folder(source.path)
+
+
+def _from_folder(path: Path) -> Tokenizer:
+    backend = _parse((path / "tokenizer.json").read_text(encoding="utf-8"), str(path / "tokenizer.json"))
+    config: dict[str, Any] = {}
+    try:
+        if (path / "tokenizer_config.json").is_file():
+            config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = config.get("chat_template")
+        if (path / "chat_template.jinja").is_file():
+            template = (path / "chat_template.jinja").read_text(encoding="utf-8")
+        elif isinstance(template, list):
+            template = {item["name"]: item["template"] for item in template}.get("default")
+        special = {}
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+            token = config.get(name)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                special[name] = token
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the tokenizer configuration in {path} is damaged: {error}") from error
+    return Tokenizer(backend, chat_template=template, special_tokens=special)
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    stat = path.stat()
+    key = f"{CONVERSION_VERSION}|{tokenizers.__version__}|{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    cached = cache_dir() / "tokenizers" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest() / "tokenizer.json"
+    extra_path = cached.with_name("extra.json")
+    try:
+        extra = json.loads(extra_path.read_text(encoding="utf-8"))
+        backend = tokenizers.Tokenizer.from_file(str(cached))
+        return Tokenizer(backend, chat_template=extra["chat_template"], special_tokens=extra["special_tokens"])
+    except Exception:
+        pass
+    converted = convert(GGUFFile(path))
+    try:
+        write_atomically(cached, converted.backend.to_str().encode())
+        extra = {"chat_template": converted.chat_template, "special_tokens": converted.special_tokens}
+        write_atomically(extra_path, json.dumps(extra).encode())
+    except OSError:
+        pass  # a cache that cannot be written costs the next start some time, nothing else
+    return Tokenizer(converted.backend, chat_template=converted.chat_template, special_tokens=converted.special_tokens)
+
+
+def _parse(text: str, where: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception for every damaged file
+        raise ConfigError(f"{where} is damaged: {error}") from error
