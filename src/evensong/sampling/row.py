@@ -1,0 +1,42 @@
+"""What the sampler knows of one request, and the array types of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evensong.protocol.sampling_params import SamplingParams
+
+Float32 = np.ndarray[Any, np.dtype[np.float32]]
+Float64 = np.ndarray[Any, np.dtype[np.float64]]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """One request at the position that is to be sampled: its settings and its tokens so far."""
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    eos_token_ids: Sequence[int]
+
+    @property
+    def position(self) -> int:
+        """Index, in prompt plus output, of the token that is to be sampled."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+
+@dataclass
+class Candidates:
+    """Tokens that may still be sampled: ids in ascending order, and their scores (0 for the best, lower for others)."""
+
+    ids: Int64
+    scores: Float64
+
+    def keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """Drops the candidates where `mask` is False."""
+        self.ids, self.scores = self.ids[mask], self.scores[mask]

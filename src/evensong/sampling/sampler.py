@@ -1,0 +1,75 @@
+"""The sampler: an ordered list of small steps from logits to a token (docs/sampling.md has the order).
+
+Every row is treated alone: its token and logprobs depend on its own logits, tokens and settings, and on nothing else
+in the batch. A step that no row wants costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evensong.protocol.output import TokenLogprobs
+from evensong.sampling import bias, filters, gumbel, min_tokens, penalties
+from evensong.sampling.logprobs import token_logprobs
+from evensong.sampling.row import Float32, SamplingRow
+
+# Adding a feature that changes logits: one file, and one line here.
+LOGIT_STEPS = (bias, min_tokens, penalties)
+
+NO_TOKEN = "no token can be sampled: the model's logits are not finite, or everything is forbidden"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One row's result: a token, or an error that ends this request alone."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+def sample_rows(logits: Float32, rows: Sequence[SamplingRow], num_token_ids: int) -> list[Sampled]:
+    """One token per row of `logits` [num_rows, padded_vocab_size].
+
+    Columns from `num_token_ids` on pad the vocabulary: they are cut off here and can never be sampled.
+    """
+    real = logits[:, :num_token_ids]
+    return [_sample_row(real[index], row) for index, row in enumerate(rows)]
+
+
+def _sample_row(raw: Float32, row: SamplingRow) -> Sampled:
+    params = row.params
+    steps = [step for step in LOGIT_STEPS if step.wanted(params)]
+    logits = raw
+    if steps:
+        logits = raw.copy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for step in steps:
+                step.apply(row, logits)
+    token_id = _greedy(logits) if params.greedy else _draw(logits, row)
+    if token_id is None:
+        return Sampled(-1, error=NO_TOKEN)
+    logprobs = None if params.logprobs is None else token_logprobs(raw, token_id, params.logprobs)
+    return Sampled(token_id, logprobs)
+
+
+def _greedy(logits: Float32) -> int | None:
+    best = int(logits.argmax())  # the first of equals; a NaN counts as largest
+    if np.isfinite(logits[best]):
+        return best
+    finite = np.flatnonzero(np.isfinite(logits))
+    return int(finite[logits[finite].argmax()]) if len(finite) and not np.isnan(logits).any() else None
+
+
+def _draw(logits: Float32, row: SamplingRow) -> int | None:
+    if np.isnan(logits).any():
+        return None
+    candidates = filters.scale(row.params, logits)
+    if not len(candidates.ids):
+        return None
+    for keep_some in filters.ORDER:
+        keep_some(row.params, candidates)
+    return gumbel.sample(candidates, row.params.seed or 0, row.position)
