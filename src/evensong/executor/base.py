@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
+from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 
 FailureCallback = Callable[[str], None]
@@ -26,6 +26,10 @@ class Executor(ABC):
     @abstractmethod
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take on the tightest rank."""
+
+    @abstractmethod
+    def get_model_limits(self) -> ModelLimits:
+        """What the loaded model itself sets."""
 
     @abstractmethod
     def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:

@@ -46,11 +46,12 @@ class CoreInit(msgspec.Struct):
 
 
 class HttpInit(msgspec.Struct):
-    """Launcher -> HTTP process: the settings, its own sockets, and the resolved model's place."""
+    """Launcher -> HTTP process: the settings (of the engine, and of the server), and its own sockets."""
 
     config: msgspec.Raw
     client: ClientAddress
     num_engines: int = 1
+    server: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
 class Ready(msgspec.Struct):

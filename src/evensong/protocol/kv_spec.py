@@ -28,6 +28,14 @@ class KVCacheConfig(msgspec.Struct, frozen=True, array_like=True):
     block_size: int
 
 
+class ModelLimits(msgspec.Struct, frozen=True, array_like=True):
+    """What a loaded model sets: its longest sequence in tokens, the ids of its tokenizer, and the device it runs on."""
+
+    max_position_embeddings: int
+    vocab_size: int
+    device: str
+
+
 class Resources(msgspec.Struct, frozen=True):
     """What a core learned at start-up; travels in READY, never written back into the config.
 

@@ -1,0 +1,84 @@
+"""UniProcExecutor: the one worker runs inside the core's process, in a thread of its own.
+
+The thread exists so that `execute_model` returns at once: the core computes bitmasks and its IO threads work while the
+model runs (torch frees the GIL). The worker class is loaded by name, so that torch arrives only where a model runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from evensong.config.sections import EngineConfig
+from evensong.executor.base import Executor, FailureCallback
+from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
+from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+
+WORKER_CLASS = "evensong.worker.worker:Worker"
+
+
+class UniProcExecutor(Executor):
+    """One worker, one thread. Construction loads the model; raises what the worker raises."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        worker_class: str = WORKER_CLASS,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
+        self._callbacks: list[FailureCallback] = []
+        self._closed = False
+        module, _, name = worker_class.partition(":")
+        try:
+            self._worker: Any = self._run(lambda: getattr(importlib.import_module(module), name)(config, progress))
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+
+    def _run(self, call: Callable[[], Any]) -> Any:
+        return self._thread.submit(call).result()
+
+    def get_kv_cache_specs(self) -> list[LayerKVSpec]:
+        specs: list[LayerKVSpec] = self._run(self._worker.get_kv_cache_specs)
+        return specs
+
+    def determine_available_memory(self) -> int:
+        return int(self._run(self._worker.determine_available_memory))
+
+    def get_model_limits(self) -> ModelLimits:
+        limits: ModelLimits = self._run(self._worker.get_model_limits)
+        return limits
+
+    def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
+        self._run(lambda: self._worker.initialize_from_config(kv_cache, max_model_len))
+
+    def measure_token_rate(self) -> float:
+        return float(self._run(self._worker.measure_token_rate))
+
+    def describe(self) -> dict[str, str]:
+        parts: dict[str, str] = self._run(self._worker.describe)
+        return parts
+
+    def execute_model(self, plan: SchedulerOutput) -> Future[None]:
+        return self._thread.submit(self._worker.execute_model, plan)
+
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelOutput]:
+        return self._thread.submit(self._worker.sample_tokens, bitmask)
+
+    def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
+        call = None if method.startswith("_") else getattr(self._worker, method, None)
+        if not callable(call):
+            raise AttributeError(f"the worker has no method {method!r}")
+        return [self._thread.submit(call, *args).result(timeout)]
+
+    def register_failure_callback(self, callback: FailureCallback) -> None:
+        # The worker lives and dies with this process: a step that fails says so through its future.
+        self._callbacks.append(callback)
+
+    def shutdown(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._thread.shutdown(wait=True, cancel_futures=True)

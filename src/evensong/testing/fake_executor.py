@@ -1,0 +1,153 @@
+"""FakeExecutor: an executor without a model. The next token is a pure function of all tokens before it.
+
+It holds the core to the protocol: slots, block tables and computed counts must agree with the plans, or it fails.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from evensong.executor.base import Executor, FailureCallback
+from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
+from evensong.protocol.output import TokenLogprobs
+from evensong.protocol.sampling_params import SamplingParams
+from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+
+NextToken = Callable[[list[int]], int]
+VOCAB_SIZE = 1000
+
+
+def scripted_token(token_ids: list[int]) -> int:
+    """A token that depends on every token before it; ids below 10 never come (tests use them as EOS and stops)."""
+    return 10 + zlib.crc32(repr(token_ids).encode()) % (VOCAB_SIZE - 10)
+
+
+@dataclass
+class _Slot:
+    token_ids: list[int]
+    block_ids: list[int]
+    num_computed: int
+    params: SamplingParams
+
+
+class FakeExecutor(Executor):
+    """Scripted tokens; `step_seconds` per step; `fail_at_step` raises in that step, as a broken worker would."""
+
+    def __init__(
+        self,
+        *,
+        next_token: NextToken = scripted_token,
+        step_seconds: float = 0.0,
+        fail_at_step: int | None = None,
+        max_position_embeddings: int = 4096,
+    ) -> None:
+        self.next_token = next_token
+        self.step_seconds = step_seconds
+        self.fail_at_step = fail_at_step
+        self.max_position_embeddings = max_position_embeddings
+        self.num_steps = 0
+        self.num_computed_tokens = 0
+        self.kv_cache: KVCacheConfig | None = None
+        self._slots: dict[str, _Slot] = {}
+        self._plan: SchedulerOutput | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._callbacks: list[FailureCallback] = []
+
+    def get_kv_cache_specs(self) -> list[LayerKVSpec]:
+        return [LayerKVSpec(layer=0, num_kv_heads=1, head_dim=8, dtype="float32", dtype_size=4)]
+
+    def determine_available_memory(self) -> int:
+        return 1 << 30
+
+    def get_model_limits(self) -> ModelLimits:
+        return ModelLimits(self.max_position_embeddings, VOCAB_SIZE, "cpu")
+
+    def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
+        self.kv_cache = kv_cache
+
+    def measure_token_rate(self) -> float:
+        return 4000.0
+
+    def describe(self) -> dict[str, str]:
+        return {"weights": "fake"}
+
+    def execute_model(self, plan: SchedulerOutput) -> Future[None]:
+        return self._thread.submit(self._execute, plan)
+
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelOutput]:
+        return self._thread.submit(self._sample)
+
+    def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
+        call = None if method.startswith("_") else getattr(self, method, None)
+        if not callable(call):
+            raise AttributeError(f"the worker has no method {method!r}")
+        return [call(*args)]
+
+    def unencodable(self) -> object:
+        """A result that no message can hold (for tests of the reply path)."""
+        return object()
+
+    def register_failure_callback(self, callback: FailureCallback) -> None:
+        self._callbacks.append(callback)
+
+    def fail(self, reason: str) -> None:
+        """What a monitor of real workers would report."""
+        for callback in self._callbacks:
+            callback(reason)
+
+    def shutdown(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def _execute(self, plan: SchedulerOutput) -> None:
+        self.num_steps += 1
+        if self.fail_at_step is not None and self.num_steps >= self.fail_at_step:
+            raise RuntimeError(f"the fake worker fails at step {self.num_steps}, as told")
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        for request_id in plan.released_request_ids:
+            del self._slots[request_id]
+        for new in plan.new_requests:
+            assert new.request_id not in self._slots, f"{new.request_id} holds a slot already"
+            tokens = new.prompt_token_ids + new.output_token_ids
+            self._slots[new.request_id] = _Slot(tokens, list(new.block_ids), new.num_computed_tokens, new.params)
+        cached = plan.cached_requests
+        for request_id, blocks, computed in zip(
+            cached.request_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            slot = self._slots[request_id]
+            slot.block_ids.extend(blocks)
+            assert slot.num_computed == computed, f"{request_id}: {slot.num_computed} computed, plan says {computed}"
+        self._advance(plan)
+
+    def _advance(self, plan: SchedulerOutput) -> None:
+        assert self.kv_cache is not None
+        for request_id, count in plan.num_scheduled_tokens.items():
+            slot = self._slots[request_id]
+            assert count > 0, f"{request_id} is scheduled for no token"
+            slot.num_computed += count
+            self.num_computed_tokens += count
+            assert slot.num_computed <= len(slot.token_ids), f"{request_id} computes tokens that do not exist"
+            assert len(slot.block_ids) * self.kv_cache.block_size >= slot.num_computed, f"{request_id} lacks blocks"
+            assert all(0 <= block < self.kv_cache.num_blocks for block in slot.block_ids)
+            samples = slot.num_computed == len(slot.token_ids)
+            assert samples == (request_id in plan.sampling_request_ids), f"{request_id}: sampling disagrees"
+        self._plan = plan
+
+    def _sample(self) -> ModelOutput:
+        assert self._plan is not None, "sample_tokens without execute_model"
+        plan, self._plan = self._plan, None
+        sampled: list[list[int]] = []
+        logprobs: list[list[TokenLogprobs] | None] = []
+        for request_id in plan.sampling_request_ids:
+            slot = self._slots[request_id]
+            token_id = self.next_token(slot.token_ids)
+            slot.token_ids.append(token_id)
+            sampled.append([token_id])
+            wanted = slot.params.logprobs is not None
+            logprobs.append([TokenLogprobs([token_id, token_id], [-0.5, -0.5], 1)] if wanted else None)
+        return ModelOutput(list(plan.sampling_request_ids), sampled, logprobs)
