@@ -51,6 +51,6 @@ class Resources(msgspec.Struct, frozen=True):
     kv_cache_bytes: int
     fingerprint: str
     fingerprint_parts: dict[str, str]
-    supported_tasks: list[str] = ["generate"]
+    supported_tasks: tuple[str, ...] = ("generate",)
     deterministic: bool = True
     phases: dict[str, float] = {}

@@ -92,12 +92,16 @@ class GGUFFile:
         """A metadata value; arrays become lists on each call."""
         value = self._values.get(key, default)
         if isinstance(value, _Array):
-            self._at = value.offset
             try:
-                return self._read_items(value.item_type, value.count)
+                return self._read_items(value)
             except (struct.error, UnicodeDecodeError) as error:
-                raise ConfigError(f"the model file {self.path} is damaged at {key}: {error}") from error
+                raise ConfigError(f"the model file {self.path} is damaged at {key!r:.80}: {error}") from error
         return value
+
+    def length(self, key: str) -> int:
+        """The number of items of a metadata array, without reading them; 0 for what is none."""
+        value = self._values.get(key)
+        return value.count if isinstance(value, _Array) else 0
 
     def keys(self) -> list[str]:
         """Names of all metadata values."""
@@ -132,6 +136,8 @@ class GGUFFile:
         base = -(-self._at // alignment) * alignment
         whole = np.frombuffer(self._map, dtype=np.uint8)
         for name, type_number, shape, offset in infos:
+            if name in self.tensors:
+                raise self._fail(f"two tensors named {name!r:.80}")
             self.tensors[name] = self._tensor(whole, base, name, type_number, shape, offset)
 
     def _scalar(self, type_number: int) -> Any:
@@ -176,17 +182,17 @@ class GGUFFile:
         if self._at > size:
             raise self._fail("an array runs past the end")
 
-    def _read_items(self, item_type: int, count: int) -> list[Any]:
-        if item_type == _STRING:
-            length_of, data, at = _SCALARS[10].unpack_from, self._map, self._at
+    def _read_items(self, array: _Array) -> list[Any]:
+        if array.item_type == _STRING:
+            length_of, data, at = _SCALARS[10].unpack_from, self._map, array.offset
             items = []
-            for _ in range(count):
+            for _ in range(array.count):
                 start = at + 8
                 at = start + length_of(data, at)[0]
                 items.append(data[start:at].decode("utf-8"))
             return items
-        form = _SCALARS[item_type]
-        return list(struct.unpack_from(f"<{count}{form.format[-1]}", self._map, self._at))
+        form = _SCALARS[array.item_type]
+        return list(struct.unpack_from(f"<{array.count}{form.format[-1]}", self._map, array.offset))
 
     def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
         name = self._string()

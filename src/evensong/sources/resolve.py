@@ -30,30 +30,33 @@ def resolve_model(model: str, *, progress: bool = True) -> ModelSource:
         return ModelSource("gguf", fetch_demo(progress=progress), model)
     if not model or "\x00" in model:
         raise ConfigError("MODEL must be a folder, a .gguf file, or demo")
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return _folder(path, model)
-    if path.is_file():
-        return _gguf(path, model)
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return _folder(path, model)
+        if path.is_file():
+            return _gguf(path, model)
+    except (OSError, RuntimeError) as error:  # names too long, folders closed to us, a home that is not known
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot read the model {model!r:.200}: {reason}") from error
     kind = "file" if model.endswith(".gguf") else "folder or .gguf file"
-    raise ConfigError(f"no model {model!r}: there is no such {kind}, and the only named model is 'demo'")
+    raise ConfigError(
+        f"no model {model!r:.200}: there is no such {kind}; names of models on a hub are not supported, 'demo' is"
+    )
 
 
 def _folder(path: Path, model: str) -> ModelSource:
     for needed in ("config.json", "tokenizer.json"):
         if not (path / needed).is_file():
-            raise ConfigError(f"the model folder {model} has no {needed}")
+            raise ConfigError(f"the model folder {model!r} has no {needed}")
     if not any(path.glob("*.safetensors")):
-        raise ConfigError(f"the model folder {model} has no .safetensors file")
+        raise ConfigError(f"the model folder {model!r} has no .safetensors file")
     return ModelSource("folder", path, model)
 
 
 def _gguf(path: Path, model: str) -> ModelSource:
-    try:
-        with open(path, "rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ConfigError(f"cannot read the model {model}: {error.strerror}") from error
+    with open(path, "rb") as file:
+        magic = file.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
-        raise ConfigError(f"the model {model} is not a GGUF file (it starts with {magic!r})")
+        raise ConfigError(f"the model {model!r} is not a GGUF file (it starts with {magic!r})")
     return ModelSource("gguf", path, model)

@@ -42,10 +42,16 @@ def read_safetensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], np.nda
 def _entry(
     info: dict[str, Any], whole: np.ndarray[Any, np.dtype[np.uint8]], base: int
 ) -> tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]]:
-    dtype, shape = info["dtype"], tuple(int(n) for n in info["shape"])
+    dtype, shape = info["dtype"], tuple(_whole(n) for n in info["shape"])
     if dtype not in _SIZES:
-        raise ValueError(f"dtype {dtype} is not supported")
-    start, end = (int(n) for n in info["data_offsets"])
+        raise ValueError(f"dtype {dtype!r:.40} is not supported; supported: {', '.join(_SIZES)}")
+    start, end = (_whole(n) for n in info["data_offsets"])
     if not 0 <= start <= end <= len(whole) - base or end - start != math.prod(shape) * _SIZES[dtype]:
         raise ValueError("a tensor lies outside the file (truncated?)")
     return dtype, shape, whole[base + start : base + end]
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r:.40} where a size belongs")
+    return value
