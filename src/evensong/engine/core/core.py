@@ -1,0 +1,149 @@
+"""EngineCore: the inner loop of one replica: schedule, execute, update (spec A1-A3, A5)."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import msgspec
+
+from evensong.config.sections import EngineConfig
+from evensong.engine.core.plugins import load_general_plugins
+from evensong.engine.core.startup import initialize_kv_caches
+from evensong.executor.base import Executor
+from evensong.kvcache.manager import KVCacheManager
+from evensong.observe.phases import Phases
+from evensong.protocol.kv_spec import Resources
+from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
+from evensong.protocol.request import EngineCoreRequest
+from evensong.protocol.step import SchedulerOutput
+from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.scheduler import Scheduler
+from evensong.utils.logging import get_logger
+
+Outputs = dict[int, list[EngineCoreOutput]]
+CHECK_VARIABLE = "EVENSONG_CHECK_KV"
+
+logger = get_logger(__name__)
+
+
+class Drafts(Protocol):
+    """Where draft tokens come from, after a step. Without speculation: nowhere."""
+
+    def take(self, executor: Executor, scheduler: Scheduler) -> None:
+        """Moves draft tokens from the workers to the scheduler."""
+
+
+class NoDrafts:
+    """No speculation."""
+
+    def take(self, executor: Executor, scheduler: Scheduler) -> None:
+        """Nothing to move."""
+
+
+class EngineCore:
+    """One replica's scheduler and workers. Used by one thread; `aborts` may be filled by any.
+
+    `make_executor` starts the workers and loads the weights. `learned` is set for a replacement. Raises ConfigError
+    for settings that do not fit the model or the machine.
+    """
+
+    def __init__(
+        self, config: EngineConfig, make_executor: Callable[[], Executor], *, learned: Resources | None = None
+    ) -> None:
+        phases = Phases()
+        self.check_each_step = os.environ.get(CHECK_VARIABLE) == "1"
+        load_general_plugins()
+        with phases.phase("load model"):
+            self.executor = make_executor()
+        try:
+            self.failure: str | None = None
+            self.executor.register_failure_callback(self._executor_failed)
+            resources = initialize_kv_caches(config, self.executor, learned, phases)
+            self.scheduler = self._make_scheduler(config, resources)
+        except BaseException:
+            self.executor.shutdown()
+            raise
+        self.resources = _with_phases(resources, phases)
+        self.drafts: Drafts = NoDrafts()
+        self.aborts: SimpleQueue[list[str]] = SimpleQueue()
+        # What runs now, for the note that is left when a step fails.
+        self.current_plan: SchedulerOutput | None = None
+        # What start-up made stays; collections later need not walk it.
+        gc.collect()
+        gc.freeze()
+        logger.info("core start-up: %s", phases.line())
+
+    def add_request(self, request: EngineCoreRequest) -> Admission:
+        """Admits a request; raises RequestError when it is refused."""
+        return self.scheduler.add_request(request)
+
+    def finish_requests(self, request_ids: list[str], reason: FinishReason) -> Outputs:
+        """Ends requests; their last outputs by client index."""
+        return self.scheduler.finish_requests(request_ids, reason)
+
+    def step(self) -> tuple[Outputs, bool]:
+        """One step: outputs by client index, and whether the model ran. Raises what the workers raise."""
+        if not self.scheduler.has_requests():
+            return {}, False
+        plan = self.current_plan = self.scheduler.schedule()
+        forward = self.executor.execute_model(plan)
+        bitmask = self.scheduler.get_grammar_bitmask(plan)
+        output = self.executor.sample_tokens(bitmask)
+        forward.result()
+        sampled = output.result()
+        outputs = self.process_aborts()
+        for client_index, new in self.scheduler.update_from_output(plan, sampled).items():
+            outputs.setdefault(client_index, []).extend(new)
+        if self.check_each_step:
+            self.scheduler.check_kv_cache()
+        self.current_plan = None
+        return outputs, bool(plan.num_scheduled_tokens)
+
+    def post_step(self, model_ran: bool) -> None:
+        """After a step's results were sent."""
+        if model_ran:
+            self.drafts.take(self.executor, self.scheduler)
+
+    def process_aborts(self) -> Outputs:
+        """Ends the requests whose aborts arrived since the last call."""
+        outputs: Outputs = {}
+        while True:
+            try:
+                request_ids = self.aborts.get_nowait()
+            except Empty:
+                return outputs
+            for client_index, last in self.finish_requests(request_ids, FinishReason.ABORT).items():
+                outputs.setdefault(client_index, []).extend(last)
+
+    def shutdown(self) -> None:
+        """Ends the workers; safe to call twice."""
+        self.executor.shutdown()
+        gc.unfreeze()
+
+    def _executor_failed(self, reason: str) -> None:
+        self.failure = reason
+
+    def _make_scheduler(self, config: EngineConfig, resources: Resources) -> Scheduler:
+        kv_cache = KVCacheManager(
+            resources.num_blocks,
+            resources.block_size,
+            fingerprint=resources.fingerprint,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
+        limits = SchedulerLimits(
+            max_num_seqs=resources.max_num_seqs,
+            max_num_batched_tokens=resources.max_num_batched_tokens,
+            max_model_len=resources.max_model_len,
+            enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+            long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
+            max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        )
+        return Scheduler(limits, kv_cache)
+
+
+def _with_phases(resources: Resources, phases: Phases) -> Resources:
+    return msgspec.structs.replace(resources, phases=dict(phases.seconds))

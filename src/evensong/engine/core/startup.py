@@ -1,0 +1,108 @@
+"""What a core works out at start-up: KV cache size, fitted length, step size, fingerprint (spec A2).
+
+Learned values travel in a Resources of their own; the config is never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from evensong.config.sections import EngineConfig
+from evensong.executor.base import Executor
+from evensong.kvcache.sizing import bytes_per_block, fit_max_model_len, size_pool
+from evensong.observe.phases import Phases
+from evensong.protocol.errors import ConfigError
+from evensong.protocol.kv_spec import KVCacheConfig, Resources
+from evensong.protocol.wire import PROTOCOL_VERSION
+
+DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+# On CPU a step should not keep others waiting for longer than this (spec E4).
+STEP_SECONDS = 0.25
+MIN_BATCHED_TOKENS = 64
+
+
+def initialize_kv_caches(
+    config: EngineConfig, executor: Executor, learned: Resources | None, phases: Phases
+) -> Resources:
+    """Sizes and allocates the KV cache on every rank and returns what was learned.
+
+    `learned` is the first core's, for a replacement: it must come up with the same values. Raises ConfigError where
+    what was asked for does not fit, with the figures.
+    """
+    limits = executor.get_model_limits()
+    specs = executor.get_kv_cache_specs()
+    cache, scheduler = config.cache, config.scheduler
+    max_num_seqs = scheduler.max_num_seqs or DEFAULT_MAX_NUM_SEQS[limits.device]
+    asked = config.model.max_model_len
+    wanted_len = limits.max_position_embeddings if asked == "auto" else min(asked, limits.max_position_embeddings)
+    per_block = bytes_per_block(specs, cache.block_size)
+    if learned is None:
+        num_blocks = size_pool(
+            specs,
+            block_size=cache.block_size,
+            available=executor.determine_available_memory(),
+            device=limits.device,
+            max_num_seqs=max_num_seqs,
+            max_model_len=wanted_len,
+            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+            num_blocks_override=cache.num_kv_blocks_override,
+        )
+        max_model_len = fit_max_model_len(
+            asked, limits.max_position_embeddings, num_blocks, cache.block_size, per_block
+        )
+    else:
+        num_blocks, max_model_len = learned.num_blocks, learned.max_model_len
+    with phases.phase("allocate and warm up"):
+        executor.initialize_from_config(KVCacheConfig(num_blocks, cache.block_size), max_model_len)
+    with phases.phase("measure step rate"):
+        batched = _step_size(config, executor, limits.device, max_num_seqs, max_model_len, learned)
+    parts = executor.describe() | {
+        "max_model_len": str(max_model_len),
+        "protocol": str(PROTOCOL_VERSION),
+    }
+    return Resources(
+        num_blocks=num_blocks,
+        block_size=cache.block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=batched,
+        vocab_size=limits.vocab_size,
+        kv_cache_bytes=num_blocks * per_block,
+        fingerprint=fingerprint_of(parts),
+        fingerprint_parts=parts,
+        deterministic=parts.get("deterministic", "yes") == "yes",
+    )
+
+
+def fingerprint_of(parts: dict[str, str]) -> str:
+    """One digest of everything that the bits of an answer depend on."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _step_size(
+    config: EngineConfig,
+    executor: Executor,
+    device: str,
+    max_num_seqs: int,
+    max_model_len: int,
+    learned: Resources | None,
+) -> int:
+    scheduler = config.scheduler
+    if scheduler.max_num_batched_tokens is not None:
+        if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < max_model_len:
+            raise ConfigError(
+                f"without chunked prefill max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at least "
+                f"max_model_len ({max_model_len})"
+            )
+        return scheduler.max_num_batched_tokens
+    if not scheduler.enable_chunked_prefill:
+        return max(max_model_len, DEFAULT_MAX_NUM_BATCHED_TOKENS)
+    if learned is not None:
+        return learned.max_num_batched_tokens
+    if device != "cpu":
+        return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
+    tokens = int(executor.measure_token_rate() * STEP_SECONDS) // 16 * 16
+    # Every running request must get its token; a step of fewer tokens would starve some.
+    return max(min(tokens, DEFAULT_MAX_NUM_BATCHED_TOKENS), MIN_BATCHED_TOKENS, max_num_seqs)

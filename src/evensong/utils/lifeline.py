@@ -1,0 +1,40 @@
+"""The lifeline: a pipe from the parent. Its first bytes are the child's orders; its end means the parent is gone."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+
+_LENGTH = struct.Struct("<I")
+_MAX_BYTES = 1 << 20
+PARENT_GONE = 3
+
+
+def read_orders(fd: int) -> bytes:
+    """The first message on the lifeline; raises EOFError when the parent went before it was whole."""
+    (length,) = _LENGTH.unpack(_read_exactly(fd, _LENGTH.size))
+    if length > _MAX_BYTES:
+        raise EOFError(f"orders of {length} bytes")
+    return _read_exactly(fd, length)
+
+
+def watch(fd: int) -> None:
+    """From now on this process ends at once, whatever it does, when the parent is gone."""
+
+    def wait() -> None:
+        while os.read(fd, 4096):
+            pass
+        os._exit(PARENT_GONE)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def _read_exactly(fd: int, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = os.read(fd, count - len(data))
+        if not part:
+            raise EOFError("the parent is gone")
+        data += part
+    return data
