@@ -1,0 +1,140 @@
+"""Clients whose core runs in the caller's process: for LLMEngine, and for AsyncLLM with the step in a thread (C2)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from evensong.config.sections import EngineConfig
+from evensong.engine.client.base import AsyncCoreClient, SyncCoreClient
+from evensong.engine.core.control import Control
+from evensong.engine.core.core import EngineCore, Outputs
+from evensong.executor.base import Executor
+from evensong.executor.uniproc import UniProcExecutor
+from evensong.protocol.errors import EngineDeadError, EvensongError, RequestError, UtilityError
+from evensong.protocol.kv_spec import Resources
+from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from evensong.protocol.request import EngineCoreRequest
+
+MakeExecutor = Callable[[EngineConfig], Executor]
+
+
+class InprocClient(SyncCoreClient):
+    """Calls the core directly; `get_output` is one step."""
+
+    def __init__(self, config: EngineConfig, make_executor: MakeExecutor = UniProcExecutor) -> None:
+        self._core = EngineCore(config, lambda: make_executor(config))
+        self._admissions: list[Admission] = []
+        self._pending: list[EngineCoreOutput] = []
+        self._control = Control(self._core, self._keep)
+        self._dead: EngineDeadError | None = None
+
+    @property
+    def resources(self) -> Resources:
+        return self._core.resources
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self._check_alive()
+        try:
+            self._admissions.append(self._core.add_request(request))
+        except RequestError as error:
+            self._admissions.append(Admission(request.request_id, request.attempt, refusal=error.body()))
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        self._check_alive()
+        self._keep(self._core.finish_requests(request_ids, FinishReason.ABORT))
+
+    def get_output(self) -> EngineCoreOutputs:
+        self._check_alive()
+        try:
+            outputs, model_ran = self._core.step()
+            self._core.post_step(model_ran)
+        except Exception as error:
+            self._dead = EngineDeadError(f"the engine died in a step: {type(error).__name__}: {error}")
+            raise self._dead from error
+        self._keep(outputs)
+        admissions, self._admissions = self._admissions, []
+        pending, self._pending = self._pending, []
+        stats = self._core.scheduler.make_stats()
+        return EngineCoreOutputs(outputs=pending, admissions=admissions, stats=stats, timestamp=time.time())
+
+    def call_utility(self, verb: str, timeout: float | None = None, **args: Any) -> Any:
+        self._check_alive()
+        try:
+            return self._control.call(verb, args)
+        except EvensongError:
+            raise
+        except Exception as error:
+            raise UtilityError(f"{verb} failed: {type(error).__name__}: {error}") from error
+
+    def shutdown(self) -> None:
+        self._core.shutdown()
+        self._dead = self._dead or EngineDeadError("the engine was shut down")
+
+    def _keep(self, outputs: Outputs) -> None:
+        for new in outputs.values():
+            self._pending.extend(new)
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+
+
+class AsyncInprocClient(AsyncCoreClient):
+    """The same on an event loop: every call runs in one thread, in order, so that a step does not block the loop."""
+
+    def __init__(self, config: EngineConfig, make_executor: MakeExecutor = UniProcExecutor) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="core")
+        self._client = self._thread.submit(InprocClient, config, make_executor).result()
+        self._work = asyncio.Event()
+        self._dead: EngineDeadError | None = None
+
+    @property
+    def resources(self) -> Resources:
+        return self._client.resources
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        return self._dead
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        await self._call(self._client.add_request, request)
+        self._work.set()
+
+    async def abort_requests(self, request_ids: list[str]) -> None:
+        await self._call(self._client.abort_requests, request_ids)
+        self._work.set()
+
+    async def get_output(self) -> EngineCoreOutputs:
+        while True:
+            await self._work.wait()
+            outputs: EngineCoreOutputs = await self._call(self._client.get_output)
+            if await self._call(self._client.call_utility, "is_scheduler_empty"):
+                self._work.clear()
+            if outputs.outputs or outputs.admissions or not self._work.is_set():
+                return outputs
+
+    async def call_utility(self, verb: str, timeout: float | None = None, **args: Any) -> Any:
+        call = self._call(lambda: self._client.call_utility(verb, **args))
+        try:
+            return await asyncio.wait_for(call, timeout)
+        finally:
+            self._work.set()
+
+    def shutdown(self) -> None:
+        self._thread.submit(self._client.shutdown).result()
+        self._thread.shutdown()
+        self._dead = self._dead or EngineDeadError("the engine was shut down")
+        self._work.set()
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._dead is not None:
+            raise self._dead
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        except EngineDeadError as error:
+            self._dead = error
+            raise

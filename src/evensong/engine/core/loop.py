@@ -1,0 +1,152 @@
+"""CoreLoop: blocks when idle, drains its inbox before every step, and dispatches by type of message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from queue import Empty
+
+from evensong.engine.core.control import Control
+from evensong.engine.core.core import EngineCore, Outputs
+from evensong.engine.core.inbox import Abort, Add, ClientLost, Failure, Inbox, Message, Shutdown, Undecodable, Utility
+from evensong.protocol.errors import ErrorBody, RequestError
+from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityReply
+from evensong.utils.logging import get_logger
+
+logger = get_logger(__name__)
+
+# The client that gets the scheduler's stats.
+STATS_CLIENT = 0
+Send = Callable[[int, EngineCoreOutputs], None]
+
+
+class CoreFailure(RuntimeError):
+    """The core cannot go on."""
+
+
+class CoreLoop:
+    """Runs a core until it is told to stop. `send` hands a client's message on and never blocks."""
+
+    def __init__(self, core: EngineCore, inbox: Inbox, send: Send) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._send = send
+        self._control = Control(core, self._send_outputs)
+        self._deadline: float | None = None
+        self._stats_pending = False
+
+    def run(self) -> None:
+        """Until a Shutdown was carried out. Raises what ends a core: a failed step, a failed executor."""
+        while True:
+            self._drain()
+            if self._deadline is not None and self._stopped():
+                return
+            outputs, model_ran = self._core.step()
+            self._stats_pending |= model_ran
+            self._send_outputs(outputs, with_stats=model_ran)
+            self._core.post_step(model_ran)
+
+    def _drain(self) -> None:
+        """Everything in the inbox; waits for a message when there is nothing to run."""
+        while True:
+            idle = not self._core.scheduler.has_requests()
+            if idle and self._inbox.empty():
+                self._become_idle()
+            try:
+                if idle and self._deadline is None:
+                    message = self._inbox.get()
+                else:
+                    message = self._inbox.get_nowait()
+            except Empty:
+                return
+            self._handle(message)
+            if self._deadline is not None and not self._core.scheduler.has_requests():
+                return
+
+    def _become_idle(self) -> None:
+        """Nothing runs: old aborts are dropped, clients see gauges of zero, the KV cache is proved sound."""
+        while not self._core.aborts.empty():
+            self._core.aborts.get_nowait()
+        if self._stats_pending:
+            self._stats_pending = False
+            self._send(STATS_CLIENT, self._message(with_stats=True))
+            self._core.scheduler.check_kv_cache()
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Add():
+                self._add(message)
+            case Abort():
+                self._stats_pending = True
+                self._send_outputs(self._core.finish_requests(message.request_ids, FinishReason.ABORT))
+            case Utility():
+                reply = self._control.answer(message.call)
+                self._send(message.client_index, self._message(utility=reply))
+            case Undecodable():
+                self._answer_undecodable(message)
+            case ClientLost():
+                self._drop_client(message.client_index)
+            case Shutdown():
+                logger.info("stopping: running requests get %.1f s", message.seconds)
+                deadline = time.monotonic() + message.seconds
+                self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+            case Failure():
+                raise CoreFailure(message.reason)
+
+    def _add(self, message: Add) -> None:
+        request = message.request
+        try:
+            if self._deadline is not None:
+                raise RequestError("the engine is shutting down", status=503, type="server_error", retry_after=1)
+            admission = self._core.add_request(request)
+        except RequestError as error:
+            admission = Admission(request.request_id, request.attempt, refusal=error.body())
+        except Exception as error:  # a bug, or a part of another's: this request gets it, the core lives on
+            logger.exception("request %s failed on admission", request.request_id)
+            body = ErrorBody(f"the request failed on admission: {error}", 500, "internal_error")
+            admission = Admission(request.request_id, request.attempt, refusal=body)
+        self._stats_pending = True
+        self._send(message.client_index, self._message(admissions=[admission]))
+
+    def _answer_undecodable(self, message: Undecodable) -> None:
+        logger.warning("client %d sent what cannot be decoded: %s", message.client_index, message.reason)
+        if message.request_id is not None:
+            body = ErrorBody(f"the request could not be decoded: {message.reason}", 400)
+            refused = Admission(message.request_id, message.attempt, refusal=body)
+            self._send(message.client_index, self._message(admissions=[refused]))
+        elif message.call_id is not None:
+            failure = f"the call could not be decoded: {message.reason}"
+            self._send(message.client_index, self._message(utility=UtilityReply(message.call_id, failure=failure)))
+
+    def _drop_client(self, client_index: int) -> None:
+        requests = self._core.scheduler.requests.values()
+        own = [r.request_id for r in requests if r.source.client_index == client_index]
+        logger.warning("client %d does not read: its %d requests end", client_index, len(own))
+        self._core.finish_requests(own, FinishReason.ABORT)
+
+    def _stopped(self) -> bool:
+        """True when a shutdown is complete: nothing runs, or its time is over and what ran was aborted."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            left = list(self._core.scheduler.requests)
+            self._send_outputs(self._core.finish_requests(left, FinishReason.ABORT))
+        return not self._core.scheduler.has_requests()
+
+    def _send_outputs(self, outputs: Outputs, with_stats: bool = False) -> None:
+        for client_index, new in outputs.items():
+            stats = with_stats and client_index == STATS_CLIENT
+            self._send(client_index, self._message(outputs=new, with_stats=stats))
+        if with_stats and STATS_CLIENT not in outputs:
+            self._send(STATS_CLIENT, self._message(with_stats=True))
+
+    def _message(
+        self,
+        *,
+        outputs: list[EngineCoreOutput] | None = None,
+        admissions: list[Admission] | None = None,
+        utility: UtilityReply | None = None,
+        with_stats: bool = False,
+    ) -> EngineCoreOutputs:
+        stats = self._core.scheduler.make_stats() if with_stats else None
+        return EngineCoreOutputs(
+            outputs=outputs or [], admissions=admissions or [], utility=utility, stats=stats, timestamp=time.time()
+        )

@@ -1,0 +1,154 @@
+"""The process `evensong:core-R`: one EngineCore between two IO threads (spec B1-B4)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+from setproctitle import setproctitle
+
+from evensong.config.sections import EngineConfig
+from evensong.engine.core.core import EngineCore
+from evensong.engine.core.handshake import ChildHandshake, begin_child
+from evensong.engine.core.inbox import Failure, Inbox, Shutdown
+from evensong.engine.core.io_threads import InputThread, OutputThread
+from evensong.engine.core.loop import CoreLoop
+from evensong.executor.base import Executor
+from evensong.executor.uniproc import UniProcExecutor
+from evensong.protocol.errors import ConfigError, EvensongError
+from evensong.protocol.handshake import Bootstrap, CoreInit, Failed, Ready
+from evensong.protocol.step import SchedulerOutput
+from evensong.protocol.wire import MessageType, Stamp
+from evensong.utils.logging import configure_logging, get_logger
+
+logger = get_logger(__name__)
+
+USAGE, FAILURE = 2, 1
+MakeExecutor = Callable[[EngineConfig], Executor]
+
+
+class SignalCallback:
+    """Runs `call` in a thread of its own once a signal came: a handler itself does nothing but set an event."""
+
+    def __init__(self, signal_number: int, call: Callable[[], None]) -> None:
+        event = threading.Event()
+        signal.signal(signal_number, lambda *_: event.set())
+
+        def wait() -> None:
+            event.wait()
+            call()
+
+        threading.Thread(target=wait, name="signal-callback", daemon=True).start()
+
+
+class CoreProcess:
+    """One core's life, from the lifeline's first bytes to its exit code."""
+
+    def __init__(self, bootstrap: Bootstrap, make_executor: MakeExecutor) -> None:
+        self._bootstrap = bootstrap
+        self._make_executor = make_executor
+        self._inbox: Inbox = Inbox()
+        self._init: CoreInit | None = None
+        self._init_came = threading.Event()
+        self._loop_runs = threading.Event()
+        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
+        self._handshake = ChildHandshake(bootstrap, self._on_message, self._context)
+
+    def run(self) -> int:
+        """The whole life; returns the exit code."""
+        self._init_came.wait()
+        assert self._init is not None
+        config = msgspec.msgpack.decode(self._init.config, type=EngineConfig)
+        configure_logging(config.observability.log_level, f"core-{self._bootstrap.index}")
+        try:
+            core = EngineCore(config, lambda: self._make_executor(config), learned=self._init.learned)
+        except Exception as error:
+            return self._failed(error)
+        try:
+            return self._serve(core)
+        finally:
+            core.shutdown()
+
+    def stop(self, seconds: float) -> None:
+        """Ends the core: after what runs, at the latest in `seconds`; at once while it still starts."""
+        if not self._loop_runs.is_set():
+            # Nothing is admitted yet, so nothing can be lost; loading a model has no place to stop in between.
+            os._exit(0)
+        self._inbox.put(Shutdown(seconds))
+
+    def _on_message(self, type: MessageType, payload: bytes) -> None:
+        if type is MessageType.INIT and self._init is None:
+            self._init = msgspec.msgpack.decode(payload, type=CoreInit)
+            self._init_came.set()
+        elif type is MessageType.SHUTDOWN:
+            self.stop(msgspec.msgpack.decode(payload, type=float))
+
+    def _failed(self, error: Exception) -> int:
+        usage = isinstance(error, ConfigError)
+        if not isinstance(error, EvensongError):
+            logger.exception("the core cannot start")
+        message = str(error) if isinstance(error, EvensongError) else f"{type(error).__name__}: {error}"
+        self._handshake.send(MessageType.FAILED, Failed(message, usage))
+        self._handshake.close()
+        return USAGE if usage else FAILURE
+
+    def _serve(self, core: EngineCore) -> int:
+        assert self._init is not None
+        stamp = Stamp(self._bootstrap.token, self._bootstrap.index, self._bootstrap.incarnation)
+        clients = self._init.clients
+        outputs = OutputThread(self._context, clients, stamp, self._inbox)
+        inputs = InputThread(self._context, clients, stamp, self._inbox, core.aborts)
+        core.executor.register_failure_callback(lambda reason: self._inbox.put(Failure(reason)))
+        self._loop_runs.set()
+        self._handshake.send(MessageType.READY, Ready(core.resources))
+        code = 0
+        try:
+            CoreLoop(core, self._inbox, outputs.send).run()
+        except Exception as error:
+            code = FAILURE
+            logger.exception("the core dies; it ran %s", describe_plan(core.current_plan))
+            logger.error("scheduler: %s", core.scheduler.make_stats())
+            outputs.send_death(f"{type(error).__name__}: {error}")
+        inputs.close()
+        outputs.close()
+        self._handshake.close()
+        return code
+
+
+def describe_plan(plan: SchedulerOutput | None) -> str:
+    """A plan in one line, ids and lengths only."""
+    if plan is None:
+        return "no step"
+    new = [f"{r.request_id}({len(r.prompt_token_ids)}+{len(r.output_token_ids)})" for r in plan.new_requests]
+    return f"step {plan.step_id}: tokens {plan.num_scheduled_tokens}, new {new}, released {plan.released_request_ids}"
+
+
+def run_core(fd: int, make_executor: MakeExecutor = UniProcExecutor) -> int:
+    """Runs a core whose lifeline is `fd`; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the launcher answers Ctrl-C
+    bootstrap = begin_child(fd)
+    setproctitle(f"evensong:core-{bootstrap.index}")
+    process = CoreProcess(bootstrap, make_executor)
+    SignalCallback(signal.SIGTERM, lambda: process.stop(0.0))
+    return process.run()
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m evensong.engine.core.process --bootstrap-fd N`."""
+    if len(arguments) != 2 or arguments[0] != "--bootstrap-fd" or not arguments[1].isdigit():
+        print("this is a child process of evensong; start `evensong serve` instead", file=sys.stderr)  # noqa: T201
+        return USAGE
+    return run_core(int(arguments[1]))
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # Daemon threads may hold what an orderly interpreter exit waits for; all that matters was closed above.
+    os._exit(code)
