@@ -19,7 +19,14 @@ import zmq
 from evensong.config.sections import EngineConfig
 from evensong.protocol.handshake import Bootstrap, CoreInit, Failed, Hello, Ready
 from evensong.protocol.kv_spec import Resources
-from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs, EngineDeath, FinishReason, UtilityReply
+from evensong.protocol.output import (
+    Admission,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineDeath,
+    FinishReason,
+    UtilityReply,
+)
 from evensong.protocol.request import EngineCoreRequest, UtilityCall
 from evensong.protocol.wire import ENGINE_CORE_DEAD, MessageType, Stamp, engine_identity, pack, unpack
 
@@ -104,7 +111,9 @@ def serve(context, dealer, stamp, init, mode, say) -> None:  # type: ignore[no-u
             if request.prompt_token_ids == [15]:
                 old = Stamp(stamp.token, stamp.sender, stamp.incarnation + 1)
                 outputs.send_multipart([old.header(MessageType.OUTPUTS), encode(EngineCoreOutputs())])
-            tokens = EngineCoreOutput(request.request_id, request.attempt, 0, request.prompt_token_ids, finish_reason=FinishReason.STOP)
+            tokens = EngineCoreOutput(
+                request.request_id, request.attempt, 0, request.prompt_token_ids, finish_reason=FinishReason.STOP
+            )
             reply(EngineCoreOutputs(0, stamp.incarnation, [tokens], [Admission(request.request_id, request.attempt)]))
         elif header.type == MessageType.UTILITY:
             call = msgspec.msgpack.decode(payload, type=UtilityCall)

@@ -5,7 +5,6 @@ In `serve` it runs in the launcher; in library use (LLM, AsyncLLM) the same code
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import socket
@@ -127,12 +126,6 @@ class Launch:
         chosen = [child for (kind, _), child in list(self._children.items()) if kind == role]
         return all(child.join(until - time.monotonic()) for child in chosen)
 
-    def kill(self) -> None:
-        """Ends every process at once, without asking."""
-        self._board.close()
-        for child in list(self._children.values()):
-            child.kill()
-
     def close(self, seconds: float = 0.0) -> None:
         """Ends every process and frees everything. What runs may take `seconds` more, then a bound, then SIGKILL.
 
@@ -151,13 +144,19 @@ class Launch:
             for child in list(self._children.values()):
                 child.join(until - time.monotonic())
         finally:
-            self.kill()
-            for child in list(self._children.values()):
-                child.join(self._limits.exit)
-                child.release()
-            with contextlib.suppress(zmq.ZMQError):
-                self._handshake.stop()
-            self._folder.remove()
+            self.force()
+
+    def force(self) -> None:
+        """Ends every process at once, without asking, and frees everything; safe after an interrupted `close`."""
+        self._closed.acquire(blocking=False)
+        self._board.close()
+        for child in list(self._children.values()):
+            child.kill()
+        for child in list(self._children.values()):
+            child.join(self._limits.exit)
+            child.release()
+        self._handshake.stop()
+        self._folder.remove()
 
     def _say_shutdown(self, seconds: float) -> None:
         for key in list(self._children):

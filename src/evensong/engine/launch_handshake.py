@@ -22,7 +22,7 @@ from evensong.protocol.handshake import Failed, Hello, Membership, Ready
 from evensong.protocol.wire import BadMessage, Codec, MessageType, Stamp
 
 # How long the last words of a child that is gone may still be under way.
-LAST_WORDS_SECONDS = 0.1
+LAST_WORDS_MS = 100
 OnChange = Callable[[Membership, EvensongError | None], None]
 
 
@@ -108,7 +108,7 @@ class HandshakeThread:
         known = (self._board.membership(), self._board.fault)
         while True:
             deadline = self._board.next_deadline()
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
+            wait = None if deadline is None else int(max(0.0, deadline - time.monotonic()) * 1000) + 1
             if self._wake_read.fileno() in dict(poller.poll(wait)):
                 self._wake_read.recv(4096)
             self._read_all()
@@ -133,7 +133,7 @@ class HandshakeThread:
     def exited(self, key: Key, ending: str) -> None:
         """A child is gone: hears its last words first, since they say more than its exit code. On this thread only."""
         slot = self._board.slot(key)
-        if slot is not None and slot.state != READY and self._router.poll(LAST_WORDS_SECONDS * 1000):
+        if slot is not None and slot.state != READY and self._router.poll(LAST_WORDS_MS):
             self._read_all()
         self._board.exited(key, ending)
 

@@ -191,11 +191,13 @@ def utility_args(verb: str, timeout: float | None, args: dict[str, Any]) -> msgs
 
 
 def bind(sock: zmq.Socket[Any], address: str) -> None:
-    """Binds a client's socket: no message is lost to a full queue, an unroutable one is an error, nothing lingers."""
+    """Binds a client's socket. An unroutable request is an error, never lost; nothing lingers.
+
+    Outputs keep their bounded queue: a client that does not read them must be felt by the core.
+    """
     sock.setsockopt(zmq.LINGER, 0)
-    sock.setsockopt(zmq.SNDHWM, 0)
-    sock.setsockopt(zmq.RCVHWM, 0)
     if sock.type == zmq.ROUTER:
+        sock.setsockopt(zmq.SNDHWM, 0)
         sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
         sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
     sock.bind(address)

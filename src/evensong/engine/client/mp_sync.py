@@ -169,7 +169,7 @@ def _read_outputs(outputs: zmq.Socket[bytes], wake: socket.socket, channel: Core
     poller = zmq.Poller()
     poller.register(outputs, zmq.POLLIN)
     poller.register(wake.fileno(), zmq.POLLIN)
-    with wake:
+    with wake, outputs:
         while True:
             ready = dict(poller.poll())
             if wake.fileno() in ready:
