@@ -16,8 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def sockets_base(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An own place for socket folders; checks that the test left nothing."""
-    base = Path("/tmp") / tmp_path_factory.mktemp("s", numbered=True).name
-    base = tmp_path_factory.getbasetemp() / base.name
+    base = tmp_path_factory.mktemp("s")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     before = set(children())

@@ -82,6 +82,11 @@ class Launch:
         """The first failure of a process; None while all is well."""
         return self._board.fault
 
+    def connected(self, role: str) -> bool:
+        """True when every process of `role` has said HELLO and lives."""
+        started = [key for key in list(self._children) if key[0] == role]
+        return bool(started) and set(started) <= set(self._board.connected(role))
+
     @property
     def num_dropped(self) -> int:
         """Handshake messages that were not ours or not in order."""
@@ -112,13 +117,7 @@ class Launch:
 
     def drain(self, seconds: float) -> None:
         """Front ends refuse new requests from now on, and end when what runs is done, at latest after `seconds`."""
-
-        def work() -> None:
-            self._board.drain()
-            for key in self._board.connected(HTTP):
-                self._handshake.send_shutdown(key, seconds)
-
-        self._handshake.post(work)
+        self._handshake.post(lambda: self._handshake.drain(seconds))
 
     def wait_gone(self, role: str, timeout: float) -> bool:
         """Waits until no process of `role` lives, at most `timeout` seconds; True if none does."""

@@ -47,6 +47,7 @@ class HandshakeThread:
         self._init = init
         self._on_change = on_change
         self._on_late = on_late
+        self._drain_until: float | None = None
         self._hello, self._ready, self._failed = Codec(Hello), Codec(Ready), Codec(Failed)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -68,6 +69,13 @@ class HandshakeThread:
         """Runs `work` on this thread, then publishes what it changed."""
         self._work.put(work)
         self._wake()
+
+    def drain(self, seconds: float) -> None:
+        """Tells front ends, those too that say HELLO later, to refuse what is new and to end. On this thread only."""
+        self._drain_until = time.monotonic() + seconds
+        self._board.drain()
+        for key in self._board.connected(HTTP):
+            self.send_shutdown(key, seconds)
 
     def send_shutdown(self, key: Key, seconds: float) -> None:
         """Asks a child to end; what it runs may take `seconds` more. Call it on this thread only (`post`)."""
@@ -105,7 +113,7 @@ class HandshakeThread:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_read.fileno(), zmq.POLLIN)
-        known = (self._board.membership(), self._board.fault)
+        known = self._snapshot()
         while True:
             deadline = self._board.next_deadline()
             wait = None if deadline is None else int(max(0.0, deadline - time.monotonic()) * 1000) + 1
@@ -116,10 +124,13 @@ class HandshakeThread:
                 return
             for key in self._board.expire(time.monotonic()):
                 self._on_late(key)
-            if (now := (self._board.membership(), self._board.fault)) != known:
+            if (now := self._snapshot()) != known:
                 known = now
-                self._publish()
-                self._on_change(*now)
+                self._publish(now[0])
+                self._on_change(*now[:2])
+
+    def _snapshot(self) -> tuple[Membership, EvensongError | None, list[Key]]:
+        return self._board.membership(), self._board.fault, self._board.connected(HTTP)
 
     def _do_work(self) -> bool:
         with contextlib.suppress(queue.Empty):
@@ -160,6 +171,8 @@ class HandshakeThread:
             self._send(key, MessageType.INIT, self._init(key))
             if hello.role == HTTP:
                 self._send(key, MessageType.MEMBERSHIP, msgspec.msgpack.encode(self._board.membership()))
+                if self._drain_until is not None:
+                    self.send_shutdown(key, max(0.0, self._drain_until - time.monotonic()))
             return
         known = self._board.find(identity, header.incarnation)
         if known is None:
@@ -171,8 +184,8 @@ class HandshakeThread:
         else:
             raise BadMessage(f"unexpected {header.type.name}")
 
-    def _publish(self) -> None:
-        payload = msgspec.msgpack.encode(self._board.membership())
+    def _publish(self, membership: Membership) -> None:
+        payload = msgspec.msgpack.encode(membership)
         for key in self._board.connected(HTTP):
             self._send(key, MessageType.MEMBERSHIP, payload)
 

@@ -146,7 +146,7 @@ class Server:
             if self._launch.fault is not None:
                 raise self._launch.fault
             members = self._launch.membership.members
-            if members and members[0].resources is not None:
+            if members and members[0].resources is not None and self._launch.connected(HTTP):
                 return members[0].resources
             self._events.get()
         logger.info("stopping before the engine was ready")
