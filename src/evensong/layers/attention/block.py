@@ -1,0 +1,48 @@
+"""Attention block: projections, rotary embedding, the cache, and the output projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from evensong.kernels.dispatch import OpSet
+from evensong.kernels.linear import Linear
+from evensong.layers.attention.metadata import AttentionMetadata
+
+CosSin = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Heads, in numbers. `single_rows`: see kernels/attention.py."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    single_rows: int
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """`qkv` stacks the three projections: queries, keys, values."""
+
+    ops: OpSet
+    shape: AttentionShape
+    qkv: Linear
+    output: Linear
+
+    def __call__(
+        self, x: torch.Tensor, cos_sin: CosSin, cache: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """x [num_tokens, hidden] -> [num_tokens, hidden]; writes the tokens' keys and values into `cache`."""
+        shape = self.shape
+        num_tokens = x.shape[0]
+        rotated = shape.num_heads + shape.num_kv_heads
+        heads = self.qkv(x).view(num_tokens, rotated + shape.num_kv_heads, shape.head_dim)
+        self.ops.rotary(heads[:, :rotated], *cos_sin)
+        kv = heads[:, shape.num_heads :].reshape(num_tokens, -1)
+        self.ops.write_kv(cache, metadata.write_slots, kv)
+        query = heads[:, : shape.num_heads]
+        mixed = self.ops.attention(query, cache, metadata.chunks, shape.num_kv_heads, shape.single_rows)
+        return self.output(mixed.reshape(num_tokens, -1))

@@ -1,0 +1,54 @@
+"""Builder: makes blocks from a checkpoint's tensors; what a model file declares its layers with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from evensong.kernels.attention import prove_single_rows
+from evensong.kernels.dispatch import OpSet, make_linear
+from evensong.kernels.linear import Linear, RowProver
+from evensong.kernels.mode import NumericMode
+
+# (name, expected shape) -> float32 tensor; raises ConfigError for what is missing or mis-shaped.
+ReadTensor = Callable[[str, tuple[int, ...]], torch.Tensor]
+
+
+class Builder:
+    """Reads tensors in the numeric mode of the run. `read` is the loader's."""
+
+    def __init__(self, read: ReadTensor, ops: OpSet, mode: NumericMode, device: torch.device) -> None:
+        self._read = read
+        self.ops = ops
+        self.mode = mode
+        self.device = device
+        self.prover = RowProver()
+
+    def linear(self, parts: dict[str, int], in_features: int, *, bias: bool = False) -> Linear:
+        """One matrix product for several projections of the same input: name -> output size, stacked in order."""
+        weights = [self.tensor(f"{name}.weight", (size, in_features)) for name, size in parts.items()]
+        biases = [self.tensor(f"{name}.bias", (size,)) for name, size in parts.items()] if bias else []
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return make_linear(self.ops, self.prover, weight, torch.cat(biases) if biases else None)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor rounded to the run dtype, in the compute dtype."""
+        return self._read(name, shape).to(self.mode.stored).to(self.mode.compute).to(self.device)
+
+    def norm(self, name: str, size: int) -> torch.Tensor:
+        """The weight of an RMS norm, in float32, where norms are computed."""
+        return self._read(name, (size,)).to(self.mode.stored).float().to(self.device)
+
+    def table(self, name: str, rows: int, width: int) -> torch.Tensor:
+        """An embedding table in the stored dtype."""
+        return self._read(name, (rows, width)).to(self.mode.stored).to(self.device)
+
+    def head(self, table: torch.Tensor) -> Linear:
+        """The output head that shares an embedding table's values."""
+        return make_linear(self.ops, self.prover, table.to(self.mode.compute), None)
+
+    def single_rows(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+        """Rows of attention's product for single tokens."""
+        group = num_heads // num_kv_heads
+        return prove_single_rows(group, head_dim) if self.ops.invariant else group
