@@ -21,11 +21,15 @@ import os, sys, time
 from evensong.config.resolve import resolve
 from evensong.engine.client.mp_sync import SyncMPClient
 from evensong.utils.sockets import sweep
-from tests.engine.launching import LAUNCHER, request
+from tests.engine.launching import request
+LAUNCHER = os.environ.get("TEST_LAUNCHER", "tests.engine.launching:open_fake_launch")
 print("started", flush=True)
 client = SyncMPClient(resolve({"model": "demo"}), LAUNCHER)
 client.add_request(request("r", 7))
-print("got", client.get_output().outputs[0].new_token_ids, flush=True)
+outputs = []
+while not outputs:
+    outputs = client.get_output().outputs
+print("got", outputs[0].new_token_ids, flush=True)
 """
 
 
@@ -153,3 +157,36 @@ other.add_request(request("r", 9))
 print("other", other.get_output().outputs[0].new_token_ids, flush=True)
 """
     assert "other [9]" in finish(start(tmp_path, tail))
+
+
+def test_kill_9_of_a_script_whose_forked_copy_lives_on_ends_the_core_too(tmp_path: Path, sockets_base: Path) -> None:
+    """The copy holds the other end of the core's lifeline open; the core sees that its parent has changed."""
+    tail = """
+pid = os.fork()
+if pid == 0:
+    time.sleep(20)
+    os._exit(0)
+print("forked", pid, flush=True)
+time.sleep(60)
+"""
+    process = start(
+        tmp_path,
+        tail,
+        TEST_LAUNCHER="tests.engine.test_core_process:open_scripted",
+        SCRIPTED_CORE='{"step_seconds": 0.0}',
+    )
+    read_until(process, "forked")
+    children = children_of(process)
+    titles = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in children}
+    (core,) = [pid for pid, title in titles.items() if "evensong:core" in title]
+    copies = [pid for pid in children if pid != core]
+    assert len(copies) == 1
+    try:
+        process.kill()
+        assert eventually(lambda: not running(core), 5.0)
+        assert running(copies[0])
+    finally:
+        os.kill(copies[0], signal.SIGKILL)
+        finish(process)
+    # The copy held the folder's lock too, so the folder was its to keep until now.
+    assert eventually(lambda: bool(sweep(sockets_base)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import struct
 import threading
 
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 20
 PARENT_GONE = 3
+PARENT_CHECK_MS = 1000
 
 
 def read_orders(fd: int) -> bytes:
@@ -22,9 +24,16 @@ def read_orders(fd: int) -> bytes:
 def watch(fd: int) -> None:
     """From now on this process ends at once, whatever it does, when the parent is gone."""
 
+    parent = os.getppid()
+
     def wait() -> None:
-        while os.read(fd, 4096):
-            pass
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        # A forked copy of the parent may hold the other end open after the parent itself has gone; then this process
+        # has been given to another parent.
+        while os.getppid() == parent:
+            if poll.poll(PARENT_CHECK_MS) and not os.read(fd, 4096):
+                break
         os._exit(PARENT_GONE)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
