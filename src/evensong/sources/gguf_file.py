@@ -103,6 +103,7 @@ class GGUFFile:
         value = self._values.get(key)
         return value.count if isinstance(value, _Array) else 0
 
+    @property
     def keys(self) -> list[str]:
         """Names of all metadata values."""
         return list(self._values)

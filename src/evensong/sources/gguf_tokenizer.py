@@ -14,8 +14,9 @@ from tokenizers.models import BPE
 from evensong.protocol.errors import ConfigError
 from evensong.sources.gguf_file import GGUFFile
 
-CONVERSION_VERSION = 1
-_CONTROL, _USER_DEFINED = 3, 4
+CONVERSION_VERSION = 2
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -48,7 +49,9 @@ def convert(file: GGUFFile) -> ConvertedTokenizer:
             raise ConfigError(f"the tokenizer kind {kind!r} of {file.path} is not supported; supported: gpt2, llama")
         _add_special_tokens(backend, file, tokens)
         special = _special_tokens(file, tokens)
-        _prepend_bos(backend, file, tokens, default=kind == "llama")
+        # Where the file does not say: SentencePiece and Llama 3 vocabularies start a text with BOS, others do not.
+        starts_with_bos = kind == "llama" or file.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
+        _prepend_bos(backend, file, tokens, default=starts_with_bos)
     except ConfigError:
         raise
     except Exception as error:  # the library raises bare Exception for vocabularies that contradict themselves
@@ -60,13 +63,17 @@ def convert(file: GGUFFile) -> ConvertedTokenizer:
 def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     pairs = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges") or []]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    backend = Tokenizer(BPE(vocab=vocabulary, merges=pairs, fuse_unk=False, byte_fallback=False))
     name = file.get("tokenizer.ggml.pre", "default")
+    # Llama 3's vocabulary has whole words that its merges do not reach.
+    model = BPE(
+        vocab=vocabulary, merges=pairs, fuse_unk=False, byte_fallback=False, ignore_merges=name in _LLAMA3_NAMES
+    )
+    backend = Tokenizer(model)
     if name in ("default", "gpt-2"):
         steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
     elif name == "smollm":
         steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif name in ("llama-bpe", "llama3", "llama-v3"):
+    elif name in _LLAMA3_NAMES:
         steps = _split(_LLAMA3_SPLIT)
     elif name == "qwen2":
         backend.normalizer = normalizers.NFC()
@@ -129,11 +136,13 @@ def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[tu
 
 def _add_special_tokens(backend: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
     types: list[int] = file.get("tokenizer.ggml.token_type") or []
-    for token, kind in zip(tokens, types, strict=False):
-        if kind == _CONTROL:
-            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif kind == _USER_DEFINED:
-            backend.add_tokens([AddedToken(token, special=False, normalized=False)])
+    if types and len(types) != len(tokens):
+        raise ConfigError(f"the tokenizer in {file.path} has {len(tokens)} tokens and {len(types)} token types")
+    # In one call each: the library rebuilds its search automaton on every call.
+    special = [token for token, kind in zip(tokens, types, strict=False) if kind in (_UNKNOWN, _CONTROL)]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
 
 
 def _special_tokens(file: GGUFFile, tokens: list[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A reader for safetensors files (the format description in the safetensors project's README): header, then raw data."""
+"""A reader for safetensors files (format: the safetensors project's README): header, then raw data."""
 
 from __future__ import annotations
 

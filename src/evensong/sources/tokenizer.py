@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,15 @@ class Tokenizer:
         """Token ids of `text`. Raises RequestError for text that no UTF-8 can hold (lone surrogates)."""
         try:
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise RequestError("the text holds a lone surrogate, which no UTF-8 can hold", param="prompt") from error
-        except TypeError as error:
+        except (UnicodeEncodeError, TypeError) as error:
             # The library reports text with surrogates as "not a string".
-            raise RequestError("the text cannot be encoded as UTF-8", param="prompt") from error
+            raise RequestError("the text holds a lone surrogate, which UTF-8 cannot hold", param="prompt") from error
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of all of `token_ids` at once."""
+        """The text of all of `token_ids` at once. Raises RequestError for ids outside the vocabulary."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            raise RequestError(f"token ids must be in 0..{self.vocab_size - 1}", param="token_ids")
         text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -85,9 +86,9 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
 
 
 def _from_folder(path: Path) -> Tokenizer:
-    backend = _parse((path / "tokenizer.json").read_text(encoding="utf-8"), str(path / "tokenizer.json"))
     config: dict[str, Any] = {}
     try:
+        text = (path / "tokenizer.json").read_text(encoding="utf-8")
         if (path / "tokenizer_config.json").is_file():
             config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
         template = config.get("chat_template")
@@ -95,21 +96,29 @@ def _from_folder(path: Path) -> Tokenizer:
             template = (path / "chat_template.jinja").read_text(encoding="utf-8")
         elif isinstance(template, list):
             template = {item["name"]: item["template"] for item in template}.get("default")
+        if template is not None and not isinstance(template, str):
+            raise TypeError("the chat template is not text")
         special = {}
         for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
             token = config.get(name)
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):
                 special[name] = token
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"the tokenizer configuration in {path} is damaged: {error}") from error
+    except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"the tokenizer in {path} cannot be used: {error}") from error
+    backend = _parse(text, str(path / "tokenizer.json"))
     return Tokenizer(backend, chat_template=template, special_tokens=special)
 
 
 def _from_gguf(path: Path) -> Tokenizer:
-    stat = path.stat()
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ConfigError(f"cannot read the model file {path}: {error.strerror}") from error
     key = f"{CONVERSION_VERSION}|{tokenizers.__version__}|{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    cached = cache_dir() / "tokenizers" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest() / "tokenizer.json"
+    cached = (
+        cache_dir() / "tokenizers" / hashlib.blake2b(os.fsencode(key), digest_size=16).hexdigest() / "tokenizer.json"
+    )
     extra_path = cached.with_name("extra.json")
     try:
         extra = json.loads(extra_path.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from evensong.protocol.errors import ConfigError
-from evensong.sources.gguf_file import GGUFFile
+from evensong.sources.gguf_file import GGUFFile, GGUFTensor
 from evensong.sources.resolve import ModelSource
 from evensong.sources.safetensors_file import read_safetensors
 
@@ -35,6 +35,9 @@ _GGUF_LAYER = {
 }
 # Tables that a file may carry and that are computed here.
 _IGNORED = re.compile(r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq")
+_HASH_WHOLE_BYTES = 256 * 10**6
+_HASH_HEAD_BYTES = 32 << 20
+_STRIDE_BYTES = 1 << 20
 _SAMPLE_BYTES = 4096
 
 
@@ -72,31 +75,40 @@ def open_weights(source: ModelSource) -> Weights:
 
 
 def source_digest(source: ModelSource) -> str:
-    """A digest of weights and tokenizer for the fingerprint.
+    """A digest of weights, tokenizer and configuration for the fingerprint.
 
-    Covers names, dtypes, shapes, every file's size, the whole tokenizer and configuration, and of each tensor 4 KiB
-    at its start, middle and end: any other training run, quantisation or file differs there.
+    Every byte counts while all files together have at most 256 MB. Of larger models it covers each file's size, its
+    first 32 MiB and 4 KiB of every further MiB, where no other training run or quantisation is the same. Raises
+    ConfigError for files that cannot be read.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for entry in open_weights(source).values():
-        digest.update(f"{entry.name}|{entry.dtype}|{entry.shape}|{len(entry.data)}".encode())
-        middle = len(entry.data) // 2
-        for start in (0, middle, max(len(entry.data) - _SAMPLE_BYTES, 0)):
-            digest.update(entry.data[start : start + _SAMPLE_BYTES].tobytes())
     if source.kind == "gguf":
-        file = GGUFFile(source.path)
-        first = min((t.data.__array_interface__["data"][0] for t in file.tensors.values()), default=0)
-        start = np.frombuffer(file.raw, dtype=np.uint8).__array_interface__["data"][0]
-        digest.update(file.raw[: max(first - start, 0)])
+        files = [source.path]
     else:
-        for path in sorted(source.path.glob("*.json")):
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+        files = [*_folder_files(source.path), *sorted(source.path.glob("*.json")), *sorted(source.path.glob("*.jinja"))]
+    digest = hashlib.sha256()
+    try:
+        sizes = [path.stat().st_size for path in files]
+        for path, size in zip(files, sizes, strict=True):
+            name = "" if source.kind == "gguf" else path.name
+            digest.update(f"{name}|{size}|".encode())
+            _hash_file(digest, path, whole=sum(sizes) <= _HASH_WHOLE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"cannot read the model {source.name!r}: {error}") from error
+    return digest.hexdigest()[:32]
+
+
+def _hash_file(digest: hashlib._Hash, path: Path, *, whole: bool) -> None:
+    with open(path, "rb") as file:
+        at = 0
+        while chunk := file.read(_STRIDE_BYTES if whole or at < _HASH_HEAD_BYTES else _SAMPLE_BYTES):
+            digest.update(chunk)
+            at += _STRIDE_BYTES
+            file.seek(at)
 
 
 def _from_gguf(file: GGUFFile) -> list[TensorEntry]:
-    architecture = file.get("general.architecture", "llama")
-    heads = file.get(f"{architecture}.attention.head_count", 0)
+    architecture = file.get("general.architecture")
+    heads = file.get(f"{architecture}.attention.head_count")
     kv_heads = file.get(f"{architecture}.attention.head_count_kv", heads)
     entries = []
     for tensor in file.tensors.values():
@@ -104,11 +116,19 @@ def _from_gguf(file: GGUFFile) -> list[TensorEntry]:
         rotary = 0
         # Files of the Llama family store q and k with each head's rotary pairs side by side.
         if architecture == "llama" and ".self_attn.q_proj." in name:
-            rotary = heads
+            rotary = _rotary_heads(file, tensor, heads)
         elif architecture == "llama" and ".self_attn.k_proj." in name:
-            rotary = kv_heads
+            rotary = _rotary_heads(file, tensor, kv_heads)
         entries.append(TensorEntry(name, tensor.dtype, tensor.shape, tensor.data, rotary))
     return entries
+
+
+def _rotary_heads(file: GGUFFile, tensor: GGUFTensor, heads: Any) -> int:
+    if not isinstance(heads, int) or heads <= 0 or tensor.shape[0] % (2 * heads):
+        raise ConfigError(
+            f"the model file {file.path} is damaged: {tensor.name} has {tensor.shape[0]} rows for {heads!r:.40} heads"
+        )
+    return heads
 
 
 def _hf_name(name: str) -> str:
@@ -121,19 +141,27 @@ def _hf_name(name: str) -> str:
 
 
 def _from_folder(path: Path) -> list[TensorEntry]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{index} is damaged: {error}") from error
-        files = [path / str(name) for name in names]
-    else:
-        files = sorted(path.glob("*.safetensors"))
     entries: dict[str, TensorEntry] = {}
-    for file in files:
-        if file.resolve().parent != path.resolve() and not file.is_symlink():
-            raise ConfigError(f"{index} names a file outside the folder: {file.name}")
+    for file in _folder_files(path):
         for name, (dtype, shape, data) in read_safetensors(file).items():
             entries[name] = TensorEntry(name, dtype, shape, data)
     return list(entries.values())
+
+
+def _folder_files(path: Path) -> list[Path]:
+    """The safetensors files that make up the model: those of its index, else model.safetensors, else all."""
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        single = path / "model.safetensors"
+        return [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = [path / name for name in names]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{index} is damaged: {error!r}") from error
+    for file in files:
+        if file.parent != path or "\x00" in file.name:
+            raise ConfigError(f"{index} names a file outside the folder: {str(file)!r:.200}")
+    if not files:
+        raise ConfigError(f"{index} names no file")
+    return files
