@@ -1,0 +1,100 @@
+"""Runner: turns plans into forward passes and logits into tokens. The only writer of the slots."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from evensong.layers.attention.metadata import build_attention_metadata
+from evensong.models.base import CausalLM
+from evensong.protocol.step import ModelOutput, SchedulerOutput
+from evensong.sampling.sampler import sample_rows
+from evensong.worker.batch import Batch, build_batch
+from evensong.worker.slots import SlotTable
+
+
+class Runner:
+    """One model with its KV caches. `execute` and `sample` alternate, one of each a step."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: list[torch.Tensor],
+        block_size: int,
+        num_token_ids: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._kv_caches = kv_caches
+        self._block_size = block_size
+        self._num_token_ids = num_token_ids
+        self._device = device
+        self.num_slots = kv_caches[0].shape[0] - 1
+        self._slots = SlotTable()
+        self._plan: SchedulerOutput | None = None
+        self._logits: torch.Tensor | None = None
+
+    @torch.inference_mode()
+    def execute(self, plan: SchedulerOutput) -> None:
+        """The forward pass of `plan`; the logits of its sampled rows are kept for `sample`."""
+        self._slots.apply(plan)
+        batch = build_batch(plan, self._slots)
+        self._logits = self._forward(batch) if len(batch.token_ids) else None
+        for request_id, count in plan.num_scheduled_tokens.items():
+            self._slots[request_id].num_computed_tokens += count
+        self._plan = plan
+
+    def sample(self) -> ModelOutput:
+        """Tokens for the rows of the last plan that sample, each appended to its slot."""
+        assert self._plan is not None, "sample without execute"
+        plan, self._plan = self._plan, None
+        request_ids = list(plan.sampling_request_ids)
+        if not request_ids:
+            return ModelOutput([], [], [])
+        assert self._logits is not None
+        rows = [self._slots[request_id].sampling_row() for request_id in request_ids]
+        results = sample_rows(self._logits.cpu().numpy(), rows, self._num_token_ids)
+        output = ModelOutput(request_ids, [], [])
+        for request_id, result in zip(request_ids, results, strict=True):
+            if result.error is not None:
+                output.errors[request_id] = result.error
+                output.sampled_token_ids.append([])
+                output.logprobs.append(None)
+                continue
+            self._slots[request_id].append(result.token_id)
+            output.sampled_token_ids.append([result.token_id])
+            output.logprobs.append(None if result.logprobs is None else [result.logprobs])
+        return output
+
+    @torch.inference_mode()
+    def warm_up(self, num_tokens: int) -> None:
+        """A forward pass over one sequence of `num_tokens` tokens in the first blocks, which nobody holds yet."""
+        blocks = np.arange(-(-num_tokens // self._block_size), dtype=np.int64)
+        self._forward(
+            Batch(
+                token_ids=np.zeros(num_tokens, dtype=np.int64),
+                positions=np.arange(num_tokens, dtype=np.int64),
+                num_query_tokens=[num_tokens],
+                num_computed_tokens=[0],
+                block_tables=[blocks],
+                sample_rows=np.array([num_tokens - 1]),
+            )
+        )
+
+    def _forward(self, batch: Batch) -> torch.Tensor | None:
+        """Float32 logits [num_sampled, vocab_size] of the batch's sampled rows; None when none is sampled."""
+        metadata = build_attention_metadata(
+            batch.num_query_tokens,
+            batch.num_computed_tokens,
+            batch.block_tables,
+            self._block_size,
+            self.num_slots,
+            self._device,
+        )
+        token_ids = torch.from_numpy(batch.token_ids).to(self._device)
+        positions = torch.from_numpy(batch.positions).to(self._device)
+        hidden = self._model.forward(token_ids, positions, self._kv_caches, metadata)
+        if not len(batch.sample_rows):
+            return None
+        rows = torch.from_numpy(batch.sample_rows).to(self._device)
+        return self._model.compute_logits(hidden.index_select(0, rows))

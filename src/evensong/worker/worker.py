@@ -1,0 +1,123 @@
+"""Worker: one rank's model, KV cache and sampler. The executor loads this class by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from evensong.config.sections import EngineConfig
+from evensong.kernels.mode import describe_kernels, numeric_mode
+from evensong.models.loader import load_model
+from evensong.protocol.errors import ConfigError
+from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
+from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+from evensong.sources.model_config import load_model_description
+from evensong.sources.resolve import resolve_model
+from evensong.sources.tokenizer import load_tokenizer
+from evensong.sources.weights import open_weights, source_digest
+from evensong.utils.machine import available_memory_bytes, usable_cpus
+from evensong.worker.kv_memory import allocate_kv_caches
+from evensong.worker.runner import Runner
+
+# Forward passes of this many tokens measure the step rate.
+PROBE_TOKENS = 64
+# Share of a CUDA device's free memory that the cache may take.
+CUDA_POOL_SHARE = 0.85
+
+Progress = Callable[[str, float], None]
+
+
+class Worker:
+    """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache."""
+
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+        self._device = pick_device(config.model.device)
+        if self._device.type == "cpu":
+            # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
+            torch.set_num_threads(usable_cpus())
+        source = resolve_model(config.model.model, progress=False)
+        self._description = load_model_description(source)
+        self._mode = numeric_mode(run_dtype(config.model.dtype, self._description.torch_dtype), self._device)
+        report = None if progress is None else lambda done: progress("loading weights", done)
+        self._model = load_model(self._description, open_weights(source), self._mode, self._device, report)
+        self._num_token_ids = min(load_tokenizer(source).vocab_size, self._description.vocab_size)
+        self._digest = source_digest(source)
+        self._runner: Runner | None = None
+
+    def get_kv_cache_specs(self) -> list[LayerKVSpec]:
+        """What each attention layer keeps per token."""
+        return self._model.kv_specs()
+
+    def determine_available_memory(self) -> int:
+        """Bytes free for the KV cache: under the container's limit on CPU, on the device otherwise."""
+        if self._device.type == "cpu":
+            return available_memory_bytes()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free * CUDA_POOL_SHARE)
+
+    def get_model_limits(self) -> ModelLimits:
+        """What the model itself sets."""
+        limit = self._description.max_position_embeddings
+        return ModelLimits(limit, self._num_token_ids, self._device.type)
+
+    def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
+        """Allocates the KV cache and runs the first pass, which is slower than those that follow."""
+        self._model.set_max_model_len(max_model_len)
+        caches = allocate_kv_caches(self._model.kv_specs(), kv_cache, self._mode.kv, self._device)
+        self._runner = Runner(self._model, caches, kv_cache.block_size, self._num_token_ids, self._device)
+        self._runner.warm_up(1)
+
+    def measure_token_rate(self) -> float:
+        """Tokens per second of a forward pass over one sequence, best of two."""
+        runner = self._require_runner()
+        tokens = min(PROBE_TOKENS, runner.num_slots)
+        best = float("inf")
+        for _ in range(2):
+            start = time.perf_counter()
+            runner.warm_up(tokens)
+            best = min(best, time.perf_counter() - start)
+        return tokens / best
+
+    def describe(self) -> dict[str, str]:
+        """The fingerprint parts that this rank knows."""
+        return {
+            "weights": self._digest,
+            "mode": self._mode.name,
+            "kv_dtype": str(self._mode.kv).removeprefix("torch."),
+            "rope_theta": repr(self._description.rope_theta),
+            "tensor_parallel_size": "1",
+            **describe_kernels(self._device),
+        }
+
+    def get_rank(self) -> int:
+        """This worker's rank."""
+        return 0
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """The forward pass of a plan."""
+        self._require_runner().execute(plan)
+
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelOutput:
+        """Tokens of the rows that the last plan samples."""
+        assert bitmask is None, "no constrained request can be admitted"
+        return self._require_runner().sample()
+
+    def _require_runner(self) -> Runner:
+        assert self._runner is not None, "initialize_from_config comes first"
+        return self._runner
+
+
+def pick_device(asked: str) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means here. Raises ConfigError when there is none."""
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device can be used here")
+    return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def run_dtype(asked: str, stored: str) -> str:
+    """The run dtype: the checkpoint's for `auto`; float16 checkpoints run as bfloat16."""
+    if asked != "auto":
+        return asked
+    return stored if stored in ("bfloat16", "float32") else "bfloat16"
