@@ -1,0 +1,160 @@
+"""OutputProcessor: what cores send, to the requests that wait for it (spec F2)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from evensong.engine.frontend.output_state import ChoiceState, TokenGap
+from evensong.engine.frontend.request_state import RequestState
+from evensong.observe.metrics import EngineMetrics
+from evensong.observe.stats_log import StatsLog
+from evensong.protocol.errors import EngineDeadError, EvensongError, RequestError
+from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs
+from evensong.protocol.stats import SchedulerStats
+
+
+@dataclass
+class _Entry:
+    """Where an internal id leads."""
+
+    state: RequestState
+    choice: ChoiceState
+    last_token_time: float | None = None
+
+
+@dataclass
+class Processed:
+    """What one message asks for: ids to abort in the core, and the requests that changed."""
+
+    to_abort: list[str] = field(default_factory=list)
+    changed: list[RequestState] = field(default_factory=list)
+
+
+class OutputProcessor:
+    """All requests of one front end. Not thread-safe: one loop owns it."""
+
+    def __init__(self, metrics: EngineMetrics, stats_log: StatsLog) -> None:
+        self.metrics = metrics
+        self.stats_log = stats_log
+        self._entries: dict[str, _Entry] = {}
+        self._requests: dict[str, RequestState] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """User requests that have not finished."""
+        return len(self._requests)
+
+    def add(self, state: RequestState) -> None:
+        """From now on outputs of the request's choices are accepted."""
+        self._requests[state.choices[0].request.request_id] = state
+        for choice in state.choices:
+            self._entries[choice.request.request_id] = _Entry(state, choice)
+
+    def remove(self, state: RequestState) -> list[str]:
+        """Forgets a request, before its ABORT is sent; returns the internal ids that may still run."""
+        open_ids = [i for i in state.open_ids if i in self._entries]
+        for choice in state.choices:
+            self._entries.pop(choice.request.request_id, None)
+        self._requests.pop(state.choices[0].request.request_id, None)
+        return open_ids
+
+    def find(self, request_id: str) -> list[RequestState]:
+        """Unfinished requests under a user's or an internal id."""
+        return [s for s in self._requests.values() if request_id in (s.request_id, s.choices[0].request.request_id)]
+
+    def process(self, message: EngineCoreOutputs) -> Processed:
+        """Applies one message. Each changed request's sink is told once."""
+        result = Processed()
+        prompt_tokens = sum(self._admission(admission, result) for admission in message.admissions)
+        touched: dict[int, RequestState] = {}
+        num_tokens = 0
+        for output in message.outputs:
+            entry = self._entries.get(output.request_id)
+            if entry is not None and output.attempt == entry.choice.request.attempt:
+                num_tokens += self._output(entry, output, result)
+                touched[id(entry.state)] = entry.state
+        for state in touched.values():
+            if state.finished:
+                self.remove(state)
+            state.sink.changed(state)
+        result.changed = list(touched.values())
+        self._figures(prompt_tokens, num_tokens, message.stats)
+        return result
+
+    def fail_all(self, error: EngineDeadError) -> None:
+        """The engine died: every waiter hears it."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self._entries.clear()
+        self.metrics.engine_dead()
+        for state in requests:
+            state.sink.failed(error)
+
+    def _admission(self, admission: Admission, result: Processed) -> int:
+        """Takes an ADMITTED or REFUSED; returns the prompt tokens that were admitted with it."""
+        entry = self._entries.get(admission.request_id)
+        if entry is None or admission.attempt != entry.choice.request.attempt:
+            return 0
+        state = entry.state
+        if admission.refusal is not None:
+            refused = admission.request_id
+            result.to_abort.extend(i for i in self.remove(state) if i != refused)
+            state.sink.failed(RequestError.from_body(admission.refusal))
+            return 0
+        if state.num_cached_tokens is None:
+            state.num_cached_tokens = admission.num_cached_tokens
+        state.num_to_admit -= 1
+        if state.num_to_admit == 0:
+            self.metrics.observe("request_queue_time", time.time() - state.metrics.arrival_time)
+            state.sink.admitted()
+        return len(state.processed.prompt_token_ids) if entry.choice.index == 0 else 0
+
+    def _output(self, entry: _Entry, output: EngineCoreOutput, result: Processed) -> int:
+        state, choice = entry.state, entry.choice
+        if output.error is not None:
+            self._fail(state, RequestError.from_body(output.error), result)
+            return 0
+        before = choice.num_violations
+        try:
+            count = choice.accept(output)
+        except TokenGap as error:
+            self._fail(state, EvensongError(f"the engine lost tokens of request {state.request_id}: {error}"), result)
+            return 0
+        self.metrics.count("determinism_violations", choice.num_violations - before)
+        if output.start == 0 and choice.index == 0:
+            state.num_cached_tokens = output.num_cached_tokens
+        self._times(entry, count)
+        state.mark_changed(choice, count)
+        if choice.finished:
+            self.metrics.finished(choice.finish_reason or "")
+            if output.finish_reason is None:
+                # A stop string ended it here; the core does not know yet.
+                result.to_abort.append(output.request_id)
+            self._entries.pop(output.request_id, None)
+        return count
+
+    def _fail(self, state: RequestState, error: Exception, result: Processed) -> None:
+        result.to_abort.extend(self.remove(state))
+        self.metrics.finished("error")
+        state.sink.failed(error)
+
+    def _times(self, entry: _Entry, count: int) -> None:
+        if not count:
+            return
+        now = time.time()
+        arrival = entry.state.metrics.arrival_time
+        if entry.last_token_time is None:
+            self.metrics.observe("time_to_first_token", now - arrival)
+        else:
+            self.metrics.observe("inter_token_latency", (now - entry.last_token_time) / count)
+        entry.last_token_time = now
+        if entry.choice.finished:
+            self.metrics.observe("e2e_request_latency", now - arrival)
+
+    def _figures(self, prompt_tokens: int, num_tokens: int, stats: SchedulerStats | None) -> None:
+        self.metrics.count("prompt_tokens", prompt_tokens)
+        self.metrics.count("generation_tokens", num_tokens)
+        if stats is not None:
+            self.metrics.update(stats)
+        self.stats_log.record(prompt_tokens, num_tokens, stats)

@@ -1,0 +1,102 @@
+"""One choice's output as it grows: tokens checked for order, text, stop strings, log-probabilities."""
+
+from __future__ import annotations
+
+from evensong.engine.frontend.detokenizer import TokenTexts
+from evensong.engine.frontend.logprobs import to_logprobs
+from evensong.engine.frontend.stop_strings import StopStrings
+from evensong.protocol.output import EngineCoreOutput, TokenLogprobs
+from evensong.protocol.request import EngineCoreRequest
+from evensong.protocol.request_output import CompletionOutput, SampleLogprobs
+
+
+class TokenGap(Exception):
+    """Tokens between what is here and what came are missing: this request cannot be completed."""
+
+
+class ChoiceState:
+    """Accepts a choice's tokens from the core, each exactly once, and holds the output so far."""
+
+    def __init__(self, index: int, request: EngineCoreRequest, texts: TokenTexts) -> None:
+        params = request.params
+        self.index = index
+        self.request = request
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: SampleLogprobs | None = None if params.logprobs is None else []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.num_violations = 0
+        self._texts = texts
+        self._detokenizer = texts.detokenizer(params.skip_special_tokens) if params.detokenize else None
+        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        self._sent_text = 0
+        self._sent_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        """True once the choice has its last token."""
+        return self.finish_reason is not None
+
+    def accept(self, output: EngineCoreOutput) -> int:
+        """Takes what is new in `output`; returns the number of new tokens.
+
+        Of a token at an index that is here already, only a difference is noted. Raises TokenGap.
+        """
+        if output.start > len(self.token_ids):
+            raise TokenGap(f"token {len(self.token_ids)} is missing, {output.start} came")
+        known = len(self.token_ids) - output.start
+        for old, new in zip(self.token_ids[output.start :], output.new_token_ids, strict=False):
+            self.num_violations += old != new
+        logprobs = output.new_logprobs or []
+        count = 0
+        for offset in range(known, len(output.new_token_ids)):
+            ends = output.finish_reason is not None and offset == len(output.new_token_ids) - 1
+            # The token that ended it (EOS, a stop id) has no text; one that merely was the last has.
+            hidden = ends and str(output.finish_reason) == "stop"
+            self._append(output.new_token_ids[offset], logprobs[offset] if logprobs else None, hidden)
+            count += 1
+            if self.finished:
+                return count
+        if output.finish_reason is not None:
+            self._finish(str(output.finish_reason), output.stop_reason)
+        return count
+
+    def _append(self, token_id: int, logprobs: TokenLogprobs | None, hidden: bool) -> None:
+        self.token_ids.append(token_id)
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs.append(to_logprobs(logprobs, self._texts))
+            self.cumulative_logprob += logprobs.logprobs[0]
+        if self._detokenizer is None or hidden:
+            return
+        may_stop = len(self.token_ids) > self.request.params.min_tokens
+        self.text += self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop)
+        if self._stops.matched is not None:
+            self.finish_reason, self.stop_reason = "stop", self._stops.matched
+
+    def _finish(self, reason: str, stop_reason: int | str | None) -> None:
+        if self._detokenizer is not None:
+            self.text += self._stops.push(self._detokenizer.finish())
+            if self._stops.matched is not None:
+                reason, stop_reason = "stop", self._stops.matched
+            else:
+                self.text += self._stops.finish()
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def output(self, *, delta: bool) -> CompletionOutput:
+        """The choice as users see it: whole, or what came since the last call with `delta`."""
+        text_from = self._sent_text if delta else 0
+        tokens_from = self._sent_tokens if delta else 0
+        if delta:
+            self._sent_text, self._sent_tokens = len(self.text), len(self.token_ids)
+        return CompletionOutput(
+            index=self.index,
+            text=self.text[text_from:],
+            token_ids=self.token_ids[tokens_from:],
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else self.logprobs[tokens_from:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            seed=self.request.params.seed,
+        )

@@ -1,0 +1,86 @@
+"""RequestState: one user request with its choices (n), and where its outputs go (spec F2, F6)."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from evensong.engine.frontend.detokenizer import TokenTexts
+from evensong.engine.frontend.input_processor import ProcessedRequest
+from evensong.engine.frontend.output_state import ChoiceState
+from evensong.protocol.request_output import RequestMetrics, RequestOutput
+from evensong.protocol.sampling_params import RequestOutputKind
+
+
+class Sink(Protocol):
+    """Who waits for a request."""
+
+    def admitted(self) -> None:
+        """Every choice has a place in the core's queue."""
+
+    def changed(self, state: RequestState) -> None:
+        """There is something new to take from `state`."""
+
+    def failed(self, error: Exception) -> None:
+        """The request ends with an error."""
+
+
+class RequestState:
+    """Choices in order of index; the request is finished once all of them are."""
+
+    def __init__(self, request_id: str, processed: ProcessedRequest, texts: TokenTexts, sink: Sink) -> None:
+        self.request_id = request_id
+        self.processed = processed
+        self.choices = [ChoiceState(index, child, texts) for index, child in enumerate(processed.children)]
+        self.sink = sink
+        self.metrics = RequestMetrics(processed.children[0].arrival_time)
+        self.num_cached_tokens: int | None = None
+        self.num_to_admit = len(self.choices)
+        self._changed: set[int] = set()
+        self._sent_final = False
+
+    @property
+    def kind(self) -> RequestOutputKind:
+        """Which part of the output each RequestOutput carries."""
+        return self.processed.params.output_kind
+
+    @property
+    def finished(self) -> bool:
+        """True once every choice has its last token."""
+        return all(choice.finished for choice in self.choices)
+
+    @property
+    def open_ids(self) -> list[str]:
+        """Internal ids of the choices that have not finished."""
+        return [choice.request.request_id for choice in self.choices if not choice.finished]
+
+    def mark_changed(self, choice: ChoiceState, num_new_tokens: int) -> None:
+        """Notes that a choice has something new, and when."""
+        now = time.time()
+        if num_new_tokens and self.metrics.first_token_time is None:
+            self.metrics.first_token_time = now
+        self._changed.add(choice.index)
+        if self.finished:
+            self.metrics.finished_time = now
+
+    def take(self) -> RequestOutput | None:
+        """The next RequestOutput, with everything since the last one merged; None when there is nothing to show."""
+        if not self._changed or self._sent_final:
+            return None
+        finished = self.finished
+        if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
+            return None
+        delta = self.kind is RequestOutputKind.DELTA
+        shown = [c for c in self.choices if not delta or c.index in self._changed]
+        self._changed.clear()
+        self._sent_final = finished
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.processed.prompt,
+            prompt_token_ids=self.processed.prompt_token_ids,
+            outputs=[choice.output(delta=delta) for choice in shown],
+            finished=finished,
+            num_cached_tokens=self.num_cached_tokens,
+            params=self.processed.params,
+            metrics=self.metrics,
+        )
