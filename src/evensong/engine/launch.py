@@ -113,7 +113,7 @@ class Launch:
 
     def set_phase(self, phase: str) -> None:
         """What start-up is busy with; published to front ends."""
-        self._handshake.post(lambda: self._board.set_phase(phase))
+        self._handshake.post(lambda: self._board.change(phase=phase))
 
     def drain(self, seconds: float) -> None:
         """Front ends refuse new requests from now on, and end when what runs is done, at latest after `seconds`."""
@@ -133,7 +133,7 @@ class Launch:
         if os.getpid() != self._owner or not self._closed.acquire(blocking=False):
             return
         try:
-            self._board.close()
+            self._board.change(closing=True)
             self._handshake.post(lambda: self._say_shutdown(seconds))
             until = time.monotonic() + seconds + self._limits.exit
             for child in list(self._children.values()):
@@ -148,7 +148,7 @@ class Launch:
     def force(self) -> None:
         """Ends every process at once, without asking, and frees everything; safe after an interrupted `close`."""
         self._closed.acquire(blocking=False)
-        self._board.close()
+        self._board.change(closing=True)
         for child in list(self._children.values()):
             child.kill()
         for child in list(self._children.values()):

@@ -146,24 +146,18 @@ class Board:
         with self._changed:
             return min((s.deadline for s in self._slots.values() if s.deadline is not None), default=None)
 
-    def set_phase(self, phase: str) -> None:
-        """What start-up is busy with, for whoever asks while it lasts."""
-        with self._changed:
-            self._phase = phase
-            self._changed.notify_all()
+    def change(self, *, phase: str | None = None, draining: bool = False, closing: bool = False) -> None:
+        """What the launch itself does. `phase`: what start-up is busy with, for whoever asks while it lasts.
 
-    def drain(self) -> None:
-        """From now on front ends refuse new requests; a process that ends is no fault any more."""
+        `draining`: front ends refuse new requests and end. `closing`: every process is expected to end.
+        """
         with self._changed:
-            self._draining = True
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """From now on every process is expected to end."""
-        with self._changed:
-            self._closing = True
-            for slot in self._slots.values():
-                slot.deadline = None
+            self._phase = self._phase if phase is None else phase
+            self._draining |= draining
+            self._closing |= closing
+            if closing:
+                for slot in self._slots.values():
+                    slot.deadline = None
             self._changed.notify_all()
 
     def wait_ready(self) -> list[Resources]:

@@ -48,7 +48,6 @@ class HandshakeThread:
         self._on_change = on_change
         self._on_late = on_late
         self._drain_until: float | None = None
-        self._hello, self._ready, self._failed = Codec(Hello), Codec(Ready), Codec(Failed)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
@@ -73,7 +72,7 @@ class HandshakeThread:
     def drain(self, seconds: float) -> None:
         """Tells front ends, those too that say HELLO later, to refuse what is new and to end. On this thread only."""
         self._drain_until = time.monotonic() + seconds
-        self._board.drain()
+        self._board.change(draining=True)
         for key in self._board.connected(HTTP):
             self.send_shutdown(key, seconds)
 
@@ -163,7 +162,7 @@ class HandshakeThread:
         identity, head, payload = frames
         header = self._stamp.read(head)
         if header.type == MessageType.HELLO:
-            hello = self._hello.decode(payload)
+            hello = Codec(Hello).decode(payload)
             key = (hello.role, hello.index)
             slot = self._board.slot(key)
             if slot is None or slot.incarnation != header.incarnation or not self._board.hello(key, identity):
@@ -178,9 +177,9 @@ class HandshakeThread:
         if known is None:
             raise BadMessage("message of a process that has not said HELLO")
         if header.type == MessageType.READY and known[0] == CORE:
-            self._board.ready(known, self._ready.decode(payload).resources)
+            self._board.ready(known, Codec(Ready).decode(payload).resources)
         elif header.type == MessageType.FAILED:
-            self._board.failed(known, self._failed.decode(payload))
+            self._board.failed(known, Codec(Failed).decode(payload))
         else:
             raise BadMessage(f"unexpected {header.type.name}")
 

@@ -13,9 +13,13 @@ from evensong.sources.resolve import resolve_model
 
 
 @overload
-def make_client(multiprocess_mode: bool, asyncio_mode: Literal[False], config: EngineConfig) -> SyncCoreClient: ...
+def make_client(multiprocess_mode: bool, asyncio_mode: Literal[False], config: EngineConfig) -> SyncCoreClient:
+    """A blocking client."""
+
+
 @overload
-def make_client(multiprocess_mode: bool, asyncio_mode: Literal[True], config: EngineConfig) -> AsyncCoreClient: ...
+def make_client(multiprocess_mode: bool, asyncio_mode: Literal[True], config: EngineConfig) -> AsyncCoreClient:
+    """A client on an event loop."""
 
 
 def make_client(multiprocess_mode: bool, asyncio_mode: bool, config: EngineConfig) -> SyncCoreClient | AsyncCoreClient:
