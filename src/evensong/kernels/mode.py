@@ -39,7 +39,7 @@ def describe_kernels(device: torch.device) -> dict[str, str]:
     """What bits depend on besides the mode: library build and instruction set."""
     if device.type == "cpu":
         # The libraries underneath choose by processor, so its model belongs to the kernels' identity.
-        return {"torch": torch.__version__, "isa": torch.backends.cpu.get_cpu_capability(), "deterministic": "yes"}
+        return {"torch": str(torch.__version__), "isa": torch.backends.cpu.get_cpu_capability(), "deterministic": "yes"}
     name = torch.cuda.get_device_name(device)
     # The library's products may depend on the number of rows.
-    return {"torch": torch.__version__, "isa": name, "deterministic": "no"}
+    return {"torch": str(torch.__version__), "isa": name, "deterministic": "no"}
