@@ -51,7 +51,7 @@ OPS: dict[str, OpSet] = {
 
 def ops_for(device: torch.device) -> OpSet:
     """The op set of a device."""
-    if device.type == "cpu" and not torch.backends.mkldnn.is_available():
+    if device.type == "cpu" and not torch._C._has_mkldnn:
         return OPS["cpu-plain"]
     return OPS[device.type]
 

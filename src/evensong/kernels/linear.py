@@ -181,4 +181,4 @@ def one_thread() -> Iterator[None]:
 
 
 def _rows_equal(y: torch.Tensor, tile: torch.Tensor) -> bool:
-    return all(torch.equal(part, tile[: part.shape[0]]) for part in y.split(TILE_ROWS))
+    return all(torch.equal(part, tile[: part.shape[0]]) for part in torch.split(y, TILE_ROWS))

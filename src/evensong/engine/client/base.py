@@ -32,7 +32,7 @@ class SyncCoreClient(ABC):
         """The next message of the core; blocks while requests run (in process: runs one step)."""
 
     @abstractmethod
-    def call_utility(self, verb: str, timeout: float | None = None, **args: Any) -> Any:
+    def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
         """Result of a control verb; raises UtilityError, TimeoutError or EngineDeadError."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class AsyncCoreClient(ABC):
         """The next message of the core."""
 
     @abstractmethod
-    async def call_utility(self, verb: str, timeout: float | None = None, **args: Any) -> Any:
+    async def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
         """Result of a control verb; raises UtilityError, TimeoutError or EngineDeadError."""
 
     @abstractmethod

@@ -61,7 +61,7 @@ class InprocClient(SyncCoreClient):
         stats = self._core.scheduler.make_stats()
         return EngineCoreOutputs(outputs=pending, admissions=admissions, stats=stats, timestamp=time.time())
 
-    def call_utility(self, verb: str, timeout: float | None = None, **args: Any) -> Any:
+    def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
         self._check_alive()
         try:
             return self._control.call(verb, args)
@@ -117,7 +117,7 @@ class AsyncInprocClient(AsyncCoreClient):
             if outputs.outputs or outputs.admissions or not self._work.is_set():
                 return outputs
 
-    async def call_utility(self, verb: str, timeout: float | None = None, **args: Any) -> Any:
+    async def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
         call = self._call(lambda: self._client.call_utility(verb, **args))
         try:
             return await asyncio.wait_for(call, timeout)

@@ -179,7 +179,7 @@ class AsyncMPClient(AsyncCoreClient):
         self._run_tasks()
         return await self._inbox.get()
 
-    async def call_utility(self, verb: str, timeout: float | None = None, **args: Any) -> Any:
+    async def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
         raw = utility_args(verb, timeout, args)
         call_id, future = self._inbox.calls.open()
         seconds = DEFAULT_UTILITY_SECONDS if timeout is None else timeout

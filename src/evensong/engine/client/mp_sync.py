@@ -131,7 +131,7 @@ class SyncMPClient(SyncCoreClient):
     def get_output(self) -> EngineCoreOutputs:
         return self._inbox.get()
 
-    def call_utility(self, verb: str, timeout: float | None = None, **args: Any) -> Any:
+    def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
         raw = utility_args(verb, timeout, args)
         call_id, future = self._inbox.calls.open()
         seconds = DEFAULT_UTILITY_SECONDS if timeout is None else timeout

@@ -11,6 +11,7 @@ import codecs
 import json
 import re
 from abc import ABC, abstractmethod
+from typing import Any
 
 from tokenizers import decoders
 
@@ -120,9 +121,9 @@ class _ByteFallbackRules:
         return token
 
     @classmethod
-    def read(cls, decoder: object) -> _ByteFallbackRules | None:
+    def read(cls, decoder: Any) -> _ByteFallbackRules | None:
         """The rules of a tokenizers decoder; None when it is of another kind."""
-        state = json.loads(decoder.__getstate__()) if decoder is not None else {}  # type: ignore[call-overload]  # Rust
+        state = json.loads(decoder.__getstate__()) if decoder is not None else {}
         steps = state.get("decoders", []) if state.get("type") == "Sequence" else []
         kinds = [step["type"] for step in steps]
         if kinds[-3:] == ["ByteFallback", "Fuse", "Strip"]:

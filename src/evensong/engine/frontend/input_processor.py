@@ -123,11 +123,10 @@ class InputProcessor:
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
         """Text (None for token prompts) and token ids of a prompt in any of its forms."""
-        if isinstance(prompt, Mapping):
-            prompt = _unwrap(prompt)
+        prompt = _unwrap(prompt) if isinstance(prompt, Mapping) else prompt
         if isinstance(prompt, str):
             return prompt, self.encode(prompt, add_special_tokens=add_special_tokens)
-        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+        if not isinstance(prompt, (list, tuple)):
             raise RequestError("a prompt must be text or a list of token ids", param="prompt")
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
@@ -163,13 +162,13 @@ def child_seed(seed: int, index: int) -> int:
     return z - 2**64 if z >= 2**63 else z
 
 
-def _unwrap(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+def _unwrap(prompt: Mapping[str, Any]) -> Any:
     """vLLM's dict prompts: {"prompt_token_ids": [...]} or {"prompt": "..."}."""
     unknown = set(prompt) - {"prompt", "prompt_token_ids"}
     if unknown:
         raise RequestError(f"a prompt dict cannot hold {sorted(map(str, unknown))[0]!r:.60}", param="prompt")
     if prompt.get("prompt_token_ids") is not None:
-        return prompt["prompt_token_ids"]  # type: ignore[no-any-return]  # checked by the caller
+        return prompt["prompt_token_ids"]
     if isinstance(prompt.get("prompt"), str):
         return str(prompt["prompt"])
     raise RequestError("a prompt dict must hold 'prompt' (text) or 'prompt_token_ids'", param="prompt")

@@ -59,6 +59,10 @@ class OutputProcessor:
         self._requests.pop(state.choices[0].request.request_id, None)
         return open_ids
 
+    def remove_all(self) -> list[str]:
+        """Forgets every request; returns the internal ids that may still run."""
+        return [open_id for state in list(self._requests.values()) for open_id in self.remove(state)]
+
     def find(self, request_id: str) -> list[RequestState]:
         """Unfinished requests under a user's or an internal id."""
         return [s for s in self._requests.values() if request_id in (s.request_id, s.choices[0].request.request_id)]
