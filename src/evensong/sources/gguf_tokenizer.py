@@ -55,9 +55,14 @@ def convert(file: GGUFFile) -> ConvertedTokenizer:
     except ConfigError:
         raise
     except Exception as error:  # the library raises bare Exception for vocabularies that contradict themselves
-        raise ConfigError(f"the tokenizer in {file.path} is damaged: {error}") from error
+        raise ConfigError(f"the tokenizer in {file.path} is damaged: {one_line(error)}") from error
     template = file.get("tokenizer.chat_template")
     return ConvertedTokenizer(backend, template if isinstance(template, str) else None, special)
+
+
+def one_line(error: Exception) -> str:
+    """What the tokenizers library says, without its line breaks, at most 300 characters of it."""
+    return " ".join(str(error).split())[:300]
 
 
 def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:

@@ -14,7 +14,7 @@ import tokenizers
 from evensong.protocol.errors import ConfigError, RequestError
 from evensong.sources.cache import cache_dir, write_atomically
 from evensong.sources.gguf_file import GGUFFile
-from evensong.sources.gguf_tokenizer import CONVERSION_VERSION, convert
+from evensong.sources.gguf_tokenizer import CONVERSION_VERSION, convert, one_line
 from evensong.sources.resolve import ModelSource
 
 
@@ -140,4 +140,4 @@ def _parse(text: str, where: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for every damaged file
-        raise ConfigError(f"{where} is damaged: {error}") from error
+        raise ConfigError(f"{where} is damaged: {one_line(error)}") from error
