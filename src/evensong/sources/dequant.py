@@ -28,15 +28,16 @@ def dequantize(entry: TensorEntry) -> Float32:
 
     Raises ConfigError where the rows cannot be those of rotary heads.
     """
-    if entry.dtype in ("F32", "F16", "BF16"):
-        values = _plain(entry)
-    elif entry.dtype == "Q8_0":
-        values = _q8_0(entry.data)
-    elif entry.dtype == "Q4_1":
-        values = _q4_1(entry.data)
-    else:
-        rows = math.prod(entry.shape[:-1])
-        values = gguf_dequantize(entry.data.reshape(rows, -1), GGMLQuantizationType[entry.dtype])
+    with np.errstate(all="ignore"):  # scales that are no numbers give values that are none, without a warning
+        if entry.dtype in ("F32", "F16", "BF16"):
+            values = _plain(entry)
+        elif entry.dtype == "Q8_0":
+            values = _q8_0(entry.data)
+        elif entry.dtype == "Q4_1":
+            values = _q4_1(entry.data)
+        else:
+            rows = math.prod(entry.shape[:-1])
+            values = gguf_dequantize(entry.data.reshape(rows, -1), GGMLQuantizationType[entry.dtype])
     values = values.reshape(entry.shape)
     return _split_rotary_halves(values, entry) if entry.rotary_heads else values
 

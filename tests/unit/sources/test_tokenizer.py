@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from transformers import AutoTokenizer
 
 from evensong.protocol.errors import ConfigError, RequestError

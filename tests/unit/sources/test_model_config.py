@@ -1,0 +1,183 @@
+"""Model descriptions from both kinds of source, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evensong.protocol.errors import ConfigError
+from evensong.sources.model_config import ModelDescription, load_model_description
+from evensong.sources.resolve import ModelSource
+from tests.unit.sources.files import VOCAB_SIZE, tiny_folder, tiny_gguf
+
+TINY = ModelDescription(
+    family="llama",
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=float(np.float32(1e-5)),
+    rope_theta=10000.0,
+    max_position_embeddings=128,
+    tie_word_embeddings=True,
+    torch_dtype="float32",
+    eos_token_ids=(2,),
+    bos_token_id=1,
+)
+
+
+def test_demo(demo_model: Path) -> None:
+    model = load_model_description(ModelSource("gguf", demo_model, "demo"))
+    assert (model.family, model.num_layers, model.hidden_size, model.vocab_size) == ("llama", 30, 576, 49152)
+    assert (model.num_heads, model.num_kv_heads, model.head_dim, model.intermediate_size) == (9, 3, 64, 1536)
+    assert (model.rope_theta, model.max_position_embeddings, model.tie_word_embeddings) == (100000.0, 8192, True)
+    assert (model.torch_dtype, model.eos_token_ids, model.bos_token_id) == ("bfloat16", (2,), 1)
+    assert math.isclose(model.rms_norm_eps, 1e-5, rel_tol=1e-6)
+
+
+def test_gguf_and_folder_describe_the_same_model(tmp_path: Path) -> None:
+    assert load_model_description(tiny_gguf(tmp_path / "tiny.gguf")) == TINY
+    expected = dataclasses.replace(TINY, rms_norm_eps=1e-5)
+    assert load_model_description(tiny_folder(tmp_path / "m")) == expected
+
+
+def test_an_output_head_of_its_own_is_seen(tmp_path: Path) -> None:
+    assert not load_model_description(tiny_gguf(tmp_path / "tiny.gguf", tied=False)).tie_word_embeddings
+
+
+def folder(tmp_path: Path, **config: Any) -> ModelDescription:
+    return load_model_description(tiny_folder(tmp_path / "m", config))
+
+
+def test_what_a_configuration_may_leave_out(tmp_path: Path) -> None:
+    model = folder(
+        tmp_path, num_key_value_heads=None, rope_theta=None, torch_dtype=None, bos_token_id=None, eos_token_id=None
+    )
+    assert (model.num_kv_heads, model.rope_theta, model.torch_dtype) == (4, 10000.0, "float32")
+    assert (model.bos_token_id, model.eos_token_ids) == (None, ())
+
+
+def test_newer_and_older_spellings(tmp_path: Path) -> None:
+    model = folder(tmp_path, torch_dtype=None, dtype="bfloat16", rope_theta=None, rope_parameters={"rope_theta": 5e5})
+    assert (model.torch_dtype, model.rope_theta) == ("bfloat16", 5e5)
+    model = folder(tmp_path, torch_dtype="torch.float16", head_dim=32, attention_bias=True, mlp_bias=True)
+    assert (model.torch_dtype, model.head_dim, model.attention_bias, model.mlp_bias) == ("float16", 32, True, True)
+
+
+def test_mistral_without_a_window(tmp_path: Path) -> None:
+    assert folder(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).family == "mistral"
+
+
+def test_generation_config_adds_ends_of_text(tmp_path: Path) -> None:
+    source = tiny_folder(tmp_path / "m", {"eos_token_id": [2, 0]})
+    (source.path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 5]}))
+    assert load_model_description(source).eos_token_ids == (2, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"architectures": ["GPTNeoXForCausalLM"]}, "GPTNeoX.*supported: Llama"),
+        ({"architectures": ["llama"]}, "'llama' is not supported"),
+        ({"architectures": None}, "supported"),
+        ({"architectures": "LlamaForCausalLM"}, "supported"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding window"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": [1]}, "cannot be used"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+        ({"partial_rotary_factor": 0.5}, "part of a head"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": -64}, "hidden_size -64"),
+        ({"hidden_size": 64.5}, "64.5"),
+        ({"hidden_size": "64"}, "'64'"),
+        ({"hidden_size": True}, "True"),
+        ({"num_attention_heads": 0}, "num_heads 0"),
+        ({"num_attention_heads": [4]}, "not a whole number"),
+        ({"num_key_value_heads": 3}, "4 heads.*3 KV"),
+        ({"num_key_value_heads": -2}, "num_kv_heads -2"),
+        ({"head_dim": 15}, "heads of 15"),
+        ({"vocab_size": 2**31}, "vocab_size"),
+        ({"vocab_size": 10**400}, "vocab_size"),
+        ({"num_hidden_layers": 0}, "num_layers 0"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": "small"}, "small"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"torch_dtype": "float8"}, "float8"),
+        ({"eos_token_id": VOCAB_SIZE}, f"token {VOCAB_SIZE}"),
+        ({"eos_token_id": [-1]}, "token -1"),
+        ({"eos_token_id": "2"}, "token ids"),
+        ({"bos_token_id": 10**9}, "token 1000000000"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_refused_configurations(tmp_path: Path, config: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as caught:
+        folder(tmp_path, **config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"null"], ids=lambda b: str(b)[:12])
+def test_a_damaged_config_json(tmp_path: Path, content: bytes) -> None:
+    source = tiny_folder(tmp_path / "m")
+    (source.path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_model_description(source)
+
+
+def test_tokens_that_are_marked_as_absent(tmp_path: Path) -> None:
+    source = tiny_gguf(
+        tmp_path / "t.gguf", {"tokenizer.ggml.bos_token_id": 2**32 - 1, "tokenizer.ggml.eot_token_id": 0}
+    )
+    model = load_model_description(source)
+    assert (model.bos_token_id, model.eos_token_ids) == (None, (2, 0))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "match"),
+    [
+        ({"general.architecture": "qwen3moe"}, "'qwen3moe' is not supported"),
+        ({"general.architecture": "LlamaForCausalLM"}, "not supported"),
+        ({"llama.embedding_length": None}, "embedding_length is missing"),
+        ({"llama.attention.head_count": [4, 4]}, "not a whole number"),
+        ({"llama.attention.head_count": "four"}, "not a whole number"),
+        ({"llama.attention.head_count": 0}, "num_heads 0"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "epsilon is missing"),
+        ({"llama.attention.layer_norm_rms_epsilon": "x"}, "cannot be used"),
+        ({"llama.rope.freq_base": float("nan")}, "rope_theta"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope scaling"),
+        ({"llama.rope.scale_linear": 2.0}, "rope scaling"),
+        ({"llama.rope.dimension_count": 8}, "part of a head"),
+        ({"llama.attention.value_length": 8}, "differ in length"),
+        ({"llama.expert_count": 8}, "experts"),
+        ({"llama.attention.sliding_window": 4096}, "sliding window"),
+        ({"split.count": 3}, "split"),
+        ({"tokenizer.ggml.eos_token_id": 10**6}, "token 1000000"),
+        ({"tokenizer.ggml.eos_token_id": "x"}, "token ids"),
+        ({"tokenizer.ggml.tokens": ["t"] * (VOCAB_SIZE + 1)}, "tokens and"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_refused_gguf_metadata(tmp_path: Path, metadata: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as caught:
+        load_model_description(tiny_gguf(tmp_path / "t.gguf", metadata))
+    assert "\n" not in str(caught.value)
+
+
+def test_rope_factors_in_a_tensor_are_refused(tmp_path: Path) -> None:
+    extra = {"rope_freqs.weight": np.ones(8, np.float32)}
+    with pytest.raises(ConfigError, match="rope scaling"):
+        load_model_description(tiny_gguf(tmp_path / "t.gguf", extra=extra))
