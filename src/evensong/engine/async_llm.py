@@ -174,6 +174,12 @@ class AsyncLLM:
         if ids:
             await self._client.call_utility("abort_requests", request_ids=ids)
 
+    async def abort_everything(self) -> None:
+        """Ends all requests: their consumers get finish_reason abort."""
+        ids = self._front.outputs.open_ids()
+        if ids:
+            await self._client.call_utility("abort_requests", request_ids=ids)
+
     async def call_verb(self, verb: str, **args: Any) -> Any:
         """Result of a control verb (protocol/control.py)."""
         self._ensure_handler()

@@ -59,6 +59,10 @@ class OutputProcessor:
         self._requests.pop(state.choices[0].request.request_id, None)
         return open_ids
 
+    def open_ids(self) -> list[str]:
+        """Internal ids of everything that has not finished."""
+        return list(self._entries)
+
     def remove_all(self) -> list[str]:
         """Forgets every request; returns the internal ids that may still run."""
         return [open_id for state in list(self._requests.values()) for open_id in self.remove(state)]

@@ -1,0 +1,91 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from evensong.engine.frontend.input_processor import Prompt
+from evensong.entrypoints.http.forms_out import Envelope, Usage, completion_logprobs, ending
+from evensong.entrypoints.http.generation import Job, collect_whole, merged, respond_stream, respond_whole
+from evensong.entrypoints.http.schemas import CompletionForm
+from evensong.entrypoints.http.state import ServerState
+from evensong.protocol.errors import RequestError
+from evensong.protocol.request_output import CompletionOutput, RequestOutput
+
+
+async def create_completion(request: Request, state: ServerState, form: CompletionForm, request_id: str) -> Response:
+    """The text that follows each prompt; choices are numbered prompt by prompt."""
+    engine = state.require_engine(form.model)
+    params = form.sampling_params(form.max_tokens, form.logprobs)
+    prompts = _prompts(form.prompt, state.server_config.max_n)
+    options: dict[str, Any] = {
+        "add_special_tokens": form.add_special_tokens is not False,
+        "cache_salt": form.cache_salt,
+    }
+    job = Job(engine, request_id, prompts, params, options)
+    maker = _ChoiceMaker(form, job)
+    if form.stream:
+        return await respond_stream(state, job, _chunks(state, form, job, maker))
+    return await respond_whole(request, state, job, _whole(state, job, maker))
+
+
+def _prompts(prompt: str | list[Any], most: int) -> list[Prompt]:
+    """One text, several texts, one list of token ids, or several such lists."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise RequestError("prompt must not be empty", param="prompt")
+    if isinstance(prompt[0], int):
+        return [prompt]
+    if len(prompt) > most:
+        raise RequestError(f"at most {most} prompts are allowed in a request, got {len(prompt)}", param="prompt")
+    return list(prompt)
+
+
+class _ChoiceMaker:
+    """Makes choice objects; remembers how much text of each choice was shown, for the text offsets."""
+
+    def __init__(self, form: CompletionForm, job: Job) -> None:
+        self._form = form
+        self._job = job
+        self._offsets: dict[int, int] = {}
+        self._shown_prompts: set[int] = set()
+
+    def __call__(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        index = prompt_index * self._job.params.n + choice.index
+        offset = self._offsets.get(index, 0)
+        texts = self._job.engine.front.texts
+        logprobs = completion_logprobs(choice.logprobs, offset, self._form.logprobs or 0, texts)
+        self._offsets[index] = offset + len(choice.text)
+        fields = {"index": index, "text": choice.text, "logprobs": logprobs, **ending(choice)}
+        if self._form.return_token_ids:
+            fields["token_ids"] = choice.token_ids
+            if prompt_index not in self._shown_prompts:
+                self._shown_prompts.add(prompt_index)
+                fields["prompt_token_ids"] = output.prompt_token_ids
+        return fields
+
+
+def _envelope(state: ServerState, job: Job) -> Envelope:
+    fingerprint = job.engine.resources.fingerprint
+    return Envelope("text_completion", f"cmpl-{job.request_id}", state.model_name, fingerprint, job.seed)
+
+
+async def _whole(state: ServerState, job: Job, maker: _ChoiceMaker) -> dict[str, Any]:
+    return await collect_whole(job, _envelope(state, job), maker)
+
+
+async def _chunks(
+    state: ServerState, form: CompletionForm, job: Job, maker: _ChoiceMaker
+) -> AsyncIterator[dict[str, Any]]:
+    envelope, usage = _envelope(state, job), Usage()
+    async for index, output in merged(job):
+        usage.add(index, output)
+        for choice in output.outputs:
+            yield envelope.chunk([maker(index, output, choice)])
+    if form.include_usage:
+        yield envelope.chunk([], usage.form())

@@ -1,0 +1,106 @@
+"""Response forms: RequestOutputs to OpenAI's objects, whole or in chunks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from evensong.engine.frontend.detokenizer import TokenTexts
+from evensong.protocol.request_output import CompletionOutput, RequestOutput, SampleLogprobs
+
+
+class Usage:
+    """Tokens of all prompts and choices of one HTTP request."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self._seen: set[int] = set()
+
+    def add(self, prompt_index: int, output: RequestOutput) -> None:
+        """Counts the new tokens of an output; its prompt once."""
+        if prompt_index not in self._seen:
+            self._seen.add(prompt_index)
+            self.prompt_tokens += len(output.prompt_token_ids)
+            self.cached_tokens += output.num_cached_tokens or 0
+        self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+
+    def form(self) -> dict[str, Any]:
+        """The usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Envelope:
+    """What every object of one response shares."""
+
+    def __init__(self, kind: str, response_id: str, model: str, fingerprint: str, seed: int | None) -> None:
+        self._fields = {
+            "id": response_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        self._seed = seed
+        self._first = True
+
+    def whole(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        """A response that is not streamed."""
+        return {**self._fields, "seed": self._seed, "choices": choices, "usage": usage.form()}
+
+    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A chunk of a stream; the first one bears the seed."""
+        fields: dict[str, Any] = {**self._fields, "choices": choices}
+        if self._first:
+            self._first = False
+            fields["seed"] = self._seed
+        if usage is not None:
+            fields["usage"] = usage
+        return fields
+
+
+def ending(choice: CompletionOutput) -> dict[str, Any]:
+    """How a choice ended, and the seed that reproduces it."""
+    return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, "seed": choice.seed}
+
+
+def chat_logprobs(logprobs: SampleLogprobs | None, num_top: int, texts: TokenTexts) -> dict[str, Any] | None:
+    """Chat's logprobs object: one entry a token, with its `num_top` best alternatives."""
+    if logprobs is None:
+        return None
+    content = []
+    for position in logprobs:
+        (token_id, sampled), *_ = position.items()
+        best = sorted(position.items(), key=lambda item: item[1].rank or 0)
+        entry = _chat_entry(token_id, sampled.logprob, texts)
+        entry["top_logprobs"] = [_chat_entry(i, item.logprob, texts) for i, item in best if (item.rank or 0) <= num_top]
+        content.append(entry)
+    return {"content": content}
+
+
+def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
+    return {"token": texts.text_of(token_id), "logprob": logprob, "bytes": list(texts.bytes_of(token_id))}
+
+
+def completion_logprobs(
+    logprobs: SampleLogprobs | None, offset: int, num_top: int, texts: TokenTexts
+) -> dict[str, Any] | None:
+    """Completions' logprobs object: parallel lists; text offsets count from `offset` characters."""
+    if logprobs is None:
+        return None
+    tokens, values, tops, offsets = [], [], [], []
+    for position in logprobs:
+        (token_id, sampled), *_ = position.items()
+        text = texts.text_of(token_id)
+        tokens.append(text)
+        values.append(sampled.logprob)
+        tops.append({texts.text_of(i): item.logprob for i, item in position.items()} if num_top else None)
+        offsets.append(offset)
+        offset += len(text)
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

@@ -1,0 +1,174 @@
+"""Runs one HTTP request's prompts on the engine: admission first, then outputs; all of it ends with the request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from evensong.engine.async_llm import AsyncLLM, RequestStream
+from evensong.engine.frontend.input_processor import Prompt
+from evensong.entrypoints.http.errors import of_exception
+from evensong.entrypoints.http.forms_out import Envelope, Usage
+from evensong.entrypoints.http.state import ServerState
+from evensong.protocol.errors import EvensongError
+from evensong.protocol.request_output import CompletionOutput, RequestOutput
+from evensong.protocol.sampling_params import SamplingParams
+from evensong.utils.logging import get_logger
+
+logger = get_logger(__name__)
+
+# (prompt index, output, choice) -> the choice's object.
+MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
+
+
+@dataclass
+class Job:
+    """One HTTP request for tokens."""
+
+    engine: AsyncLLM
+    request_id: str
+    prompts: list[Prompt]
+    params: SamplingParams
+    options: dict[str, Any] = field(default_factory=dict)
+    streams: list[RequestStream] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Every prompt is admitted; raises what the first refused one was refused with, and leaves nothing running."""
+        try:
+            for index, prompt in enumerate(self.prompts):
+                name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{index}"
+                self.streams.append(await self.engine.start(prompt, self.params, name, **self.options))
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Ends what has not finished."""
+        for stream in self.streams:
+            await self.engine.stop(stream)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the first choice, drawn here where the request had none."""
+        state = self.streams[0].state
+        return None if state is None else state.processed.params.seed
+
+
+async def respond_whole(request: Request, state: ServerState, job: Job, collect: Any) -> Response:
+    """Starts the job and answers with what `collect` makes of it; a client that leaves aborts it."""
+    state.enter()
+    try:
+        await job.start()
+        return JSONResponse(await _unless_client_leaves(request, collect))
+    finally:
+        await job.stop()
+        state.leave()
+
+
+async def respond_stream(state: ServerState, job: Job, events: AsyncIterator[dict[str, Any]]) -> Response:
+    """Starts the job; the stream, and with it the status line, begins once every prompt is admitted."""
+    state.enter()
+    try:
+        await job.start()
+    except BaseException:
+        state.leave()
+        raise
+    return JobStream(state, job, events)
+
+
+class JobStream(StreamingResponse):
+    """Server-sent events of a job. However the response ends, or if it never begins, the job ends with it."""
+
+    def __init__(self, state: ServerState, job: Job, events: AsyncIterator[dict[str, Any]]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(_sse(job, events), media_type="text/event-stream", headers=headers)
+        self._state = state
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events; a client that leaves cancels this, and the shield keeps the abort from being lost."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._state.leave()
+            await asyncio.shield(self._job.stop())
+
+
+async def _sse(job: Job, events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """The events; an error becomes one event before the end."""
+    try:
+        async for event in events:
+            yield _event(event)
+    except EvensongError as error:
+        yield _event(of_exception(error)[1])
+    except Exception as error:
+        logger.exception("request %s failed in its stream", job.request_id)
+        yield _event(of_exception(error)[1])
+    yield b"data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _unless_client_leaves(request: Request, work: Any) -> Any:
+    """The result of `work`, which is cancelled when the client disconnects."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise asyncio.CancelledError
+        return task.result()
+    finally:
+        for other in (task, watch):
+            if not other.done():
+                other.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await other
+
+
+async def _left(request: Request) -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """Outputs of all prompts as they come, each with its prompt's index."""
+    if len(job.streams) == 1:
+        async for output in job.streams[0]:
+            yield 0, output
+        return
+    pending = {asyncio.ensure_future(anext(stream, None)): index for index, stream in enumerate(job.streams)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = pending.pop(task)
+                result = task.result()
+                if result is not None:
+                    pending[asyncio.ensure_future(anext(job.streams[index], None))] = index
+                    yield index, result
+    finally:
+        for task in pending:
+            task.cancel()
+
+
+async def collect_whole(job: Job, envelope: Envelope, make_choice: MakeChoice) -> dict[str, Any]:
+    """The response of a job that is not streamed."""
+    usage = Usage()
+    choices: list[dict[str, Any]] = []
+    async for index, output in merged(job):
+        usage.add(index, output)
+        choices.extend(make_choice(index, output, choice) for choice in output.outputs)
+    return envelope.whole(sorted(choices, key=lambda choice: int(choice["index"])), usage)

@@ -1,0 +1,88 @@
+"""ServerState: what the HTTP process knows of itself: starting, ready, draining or dead, and the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from evensong.config.sections import EngineConfig, ServerConfig
+from evensong.engine.async_llm import AsyncLLM
+from evensong.engine.frontend.front import served_model_name
+from evensong.protocol.errors import RequestError
+
+RETRY_AFTER_SECONDS = 1
+
+
+class ServerState:
+    """One for the process; changed on its event loop only."""
+
+    def __init__(self, *, expects_settings: bool = False) -> None:
+        # True in the real process: until the settings have come, only health is answered.
+        self.expects_settings = expects_settings
+        self.engine_config: EngineConfig | None = None
+        self.server_config = ServerConfig()
+        self.engine: AsyncLLM | None = None
+        self.phase = "starting"
+        self.draining = False
+        self.dead_reason: str | None = None
+        self.num_active = 0
+        self.started = int(time.time())
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @property
+    def settings_missing(self) -> bool:
+        """The launcher has not said yet what is served, nor with which key."""
+        return self.expects_settings and self.engine_config is None
+
+    @property
+    def model_name(self) -> str:
+        """The one model that is served."""
+        assert self.engine_config is not None
+        return served_model_name(self.engine_config)
+
+    def not_ready(self) -> str | None:
+        """Why no work can be taken now; None when it can."""
+        if self.dead_reason is not None:
+            return f"the engine died: {self.dead_reason}"
+        if self.draining:
+            return "the server is draining"
+        if self.engine is None:
+            return f"starting: {self.phase}" if self.phase else "starting"
+        return None
+
+    def require_engine(self, model: str | None = None) -> AsyncLLM:
+        """The engine; raises RequestError (503, or 404 for another model's name)."""
+        reason = self.not_ready()
+        if reason is not None or self.engine is None:
+            raise RequestError(
+                str(reason), status=503, type="server_error", code="not_ready", retry_after=RETRY_AFTER_SECONDS
+            )
+        if model is not None and model != self.model_name:
+            raise RequestError(
+                f"the model {model!r:.200} is not served; this server has {self.model_name!r}",
+                status=404,
+                type="not_found_error",
+                param="model",
+                code="model_not_found",
+            )
+        return self.engine
+
+    def enter(self) -> None:
+        """A generation request begins."""
+        self.num_active += 1
+        self._quiet.clear()
+
+    def leave(self) -> None:
+        """A generation request has ended."""
+        self.num_active -= 1
+        if self.num_active == 0:
+            self._quiet.set()
+
+    async def wait_quiet(self, seconds: float) -> bool:
+        """Until no generation request is left; False when the time is over first."""
+        try:
+            await asyncio.wait_for(self._quiet.wait(), seconds)
+            return True
+        except TimeoutError:
+            return False
