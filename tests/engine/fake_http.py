@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from evensong.config.sections import ServerConfig
-from evensong.protocol.handshake import Bootstrap, Hello, HttpInit, Membership
+from evensong.protocol.handshake import Bootstrap, Hello, HttpInit, Membership, Ready
 from evensong.protocol.wire import MessageType, Stamp
 
 
@@ -88,6 +88,10 @@ def main() -> None:
                 state.server = msgspec.msgpack.decode(init.server, type=ServerConfig)
             case MessageType.MEMBERSHIP:
                 state.membership = msgspec.msgpack.decode(payload, type=Membership)
+                core = next(iter(state.membership.members), None)
+                if core is not None and core.resources is not None:
+                    ready = msgspec.msgpack.encode(Ready(core.resources))
+                    dealer.send_multipart([stamp.header(MessageType.READY), ready])
             case MessageType.SHUTDOWN:
                 state.drained_at = time.monotonic()
                 ends = state.drained_at + msgspec.msgpack.decode(payload, type=float)

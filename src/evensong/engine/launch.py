@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from evensong.config.sections import EngineConfig, ServerConfig
-from evensong.engine.launch_board import Board, Key
+from evensong.engine.launch_board import READY, Board, Key
 from evensong.engine.launch_child import Child
 from evensong.engine.launch_handshake import HandshakeThread, OnChange
 from evensong.engine.launch_table import CORE, HTTP, LIMITS, PROCESS_TABLE, Limits, ProcessRow
@@ -82,10 +82,9 @@ class Launch:
         """The first failure of a process; None while all is well."""
         return self._board.fault
 
-    def connected(self, role: str) -> bool:
-        """True when every process of `role` has said HELLO and lives."""
-        started = [key for key in list(self._children) if key[0] == role]
-        return bool(started) and set(started) <= set(self._board.connected(role))
+    def is_ready(self, role: str) -> bool:
+        """True when every process of `role` that was started can take requests."""
+        return set(self._board.states(role).values()) == {READY}
 
     @property
     def num_dropped(self) -> int:

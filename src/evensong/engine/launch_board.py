@@ -76,10 +76,10 @@ class Board:
                     return key
         return None
 
-    def connected(self, role: str) -> list[Key]:
-        """Processes of `role` that can be reached."""
+    def states(self, role: str) -> dict[Key, str]:
+        """The state of every process of `role`."""
         with self._changed:
-            return [key for key, slot in self._slots.items() if key[0] == role and slot.state in (CONNECTED, READY)]
+            return {key: slot.state for key, slot in self._slots.items() if key[0] == role}
 
     def add(self, role: str, index: int, title: str, incarnation: int = 1) -> None:
         """A process that was just started."""
@@ -100,7 +100,7 @@ class Board:
             return True
 
     def ready(self, key: Key, resources: Resources) -> bool:
-        """The core can take requests; False if it is not expected."""
+        """The process can take requests; False if it is not expected."""
         with self._changed:
             slot = self._slots.get(key)
             if slot is None or slot.state != CONNECTED:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from evensong.engine.launch_board import READY, Board, Key
-from evensong.engine.launch_table import CORE, HTTP
+from evensong.engine.launch_board import CONNECTED, READY, Board, Key
+from evensong.engine.launch_table import HTTP
 from evensong.protocol.errors import EvensongError
 from evensong.protocol.handshake import Failed, Hello, Membership, Ready
 from evensong.protocol.wire import BadMessage, Codec, MessageType, Stamp
@@ -73,7 +73,7 @@ class HandshakeThread:
         """Tells front ends, those too that say HELLO later, to refuse what is new and to end. On this thread only."""
         self._drain_until = time.monotonic() + seconds
         self._board.change(draining=True)
-        for key in self._board.connected(HTTP):
+        for key in self._board.states(HTTP):
             self.send_shutdown(key, seconds)
 
     def send_shutdown(self, key: Key, seconds: float) -> None:
@@ -128,8 +128,8 @@ class HandshakeThread:
                 self._publish(now[0])
                 self._on_change(*now[:2])
 
-    def _snapshot(self) -> tuple[Membership, EvensongError | None, list[Key]]:
-        return self._board.membership(), self._board.fault, self._board.connected(HTTP)
+    def _snapshot(self) -> tuple[Membership, EvensongError | None, dict[Key, str]]:
+        return self._board.membership(), self._board.fault, self._board.states(HTTP)
 
     def _do_work(self) -> bool:
         with contextlib.suppress(queue.Empty):
@@ -176,7 +176,7 @@ class HandshakeThread:
         known = self._board.find(identity, header.incarnation)
         if known is None:
             raise BadMessage("message of a process that has not said HELLO")
-        if header.type == MessageType.READY and known[0] == CORE:
+        if header.type == MessageType.READY:
             self._board.ready(known, Codec(Ready).decode(payload).resources)
         elif header.type == MessageType.FAILED:
             self._board.failed(known, Codec(Failed).decode(payload))
@@ -185,12 +185,12 @@ class HandshakeThread:
 
     def _publish(self, membership: Membership) -> None:
         payload = msgspec.msgpack.encode(membership)
-        for key in self._board.connected(HTTP):
+        for key in self._board.states(HTTP):
             self._send(key, MessageType.MEMBERSHIP, payload)
 
     def _send(self, key: Key, type: MessageType, payload: bytes | msgspec.Raw) -> None:
         slot = self._board.slot(key)
-        if slot is None or not slot.identity:
+        if slot is None or slot.state not in (CONNECTED, READY):
             return
         # A child that can no longer be reached is gone, and its end is noticed by its process.
         with contextlib.suppress(zmq.ZMQError):

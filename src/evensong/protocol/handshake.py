@@ -55,7 +55,7 @@ class HttpInit(msgspec.Struct):
 
 
 class Ready(msgspec.Struct):
-    """Core -> launcher: it can take requests."""
+    """Child -> launcher: it can take requests; a front end repeats its core's values."""
 
     resources: Resources
 
@@ -75,6 +75,10 @@ class Member(msgspec.Struct):
     state: str
     resources: Resources | None = None
     reason: str | None = None
+
+
+# Phases of start-up, as /health/ready shows them. From LOADING on the model's files are on this machine.
+FETCHING, LOADING, STARTED = "fetching the model", "loading the model", ""
 
 
 class Membership(msgspec.Struct):

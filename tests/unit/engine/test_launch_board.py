@@ -130,13 +130,23 @@ def test_time_limits_follow_the_state(board: Board) -> None:
     assert str(board.fault) == "core-0 was still in state CONNECTED after 50 s"
 
 
-def test_only_the_living_are_connected(board: Board) -> None:
-    assert board.connected(HTTP) == []
+def test_only_the_living_are_found(board: Board) -> None:
+    assert board.states(HTTP) == {WEB: NEW}
     board.hello(WEB, b"web")
-    assert board.connected(HTTP) == [WEB]
+    assert board.states(HTTP) == {WEB: CONNECTED}
+    assert board.find(b"web", 1) == WEB
+    board.ready(WEB, RESOURCES)
+    assert board.states(HTTP) == {WEB: READY}
     board.exited(WEB, "exit code 1")
-    assert board.connected(HTTP) == []
+    assert board.states(HTTP) == {WEB: DEAD}
     assert board.find(b"web", 1) is None
+    assert isinstance(board.fault, EngineDeadError)
+
+
+def test_an_http_process_that_is_ready_says_nothing_of_the_core(board: Board) -> None:
+    board.hello(WEB, b"web")
+    board.ready(WEB, RESOURCES)
+    assert board.membership().members[0].resources is None
 
 
 def test_phases_are_published(board: Board) -> None:

@@ -21,7 +21,7 @@ from evensong.config.sections import EngineConfig, ServerConfig
 from evensong.engine.launch import Launch
 from evensong.engine.launch_table import HTTP, LAUNCHER_TITLE, LIMITS, PROCESS_TABLE, Limits, ProcessRow
 from evensong.protocol.errors import ConfigError, EvensongError
-from evensong.protocol.handshake import Membership
+from evensong.protocol.handshake import FETCHING, LOADING, STARTED, Membership
 from evensong.protocol.kv_spec import Resources
 from evensong.sources.resolve import resolve_model
 from evensong.utils.logging import configure_logging, get_logger
@@ -119,14 +119,14 @@ class Server:
         self._launch.start_http(self._server, self._listener)
         # The HTTP process has the socket now; connections it does not take must be refused once it is gone.
         self._listener.close()
-        self._launch.set_phase("fetching the model")
+        self._launch.set_phase(FETCHING)
         self._fetch()
-        self._launch.set_phase("loading the model")
+        self._launch.set_phase(LOADING)
         self._launch.start_core()
         resources = self._await_ready()
         if resources is None:
             return DRAINED
-        self._launch.set_phase("")
+        self._launch.set_phase(STARTED)
         self._announce(resources)
         while self._launch.fault is None and not self._signals.count:
             self._events.get()
@@ -146,7 +146,7 @@ class Server:
             if self._launch.fault is not None:
                 raise self._launch.fault
             members = self._launch.membership.members
-            if members and members[0].resources is not None and self._launch.connected(HTTP):
+            if members and members[0].resources is not None and self._launch.is_ready(HTTP):
                 return members[0].resources
             self._events.get()
         logger.info("stopping before the engine was ready")

@@ -20,11 +20,11 @@ from evensong.config.sections import EngineConfig, ServerConfig
 from evensong.engine.async_llm import AsyncLLM
 from evensong.engine.client.mp_async import AsyncMPClient
 from evensong.engine.core.handshake import ChildHandshake, begin_child
-from evensong.engine.frontend.front import load_model_files
+from evensong.engine.frontend.front import ModelFiles, load_model_files
 from evensong.entrypoints.http.app import create_app
 from evensong.entrypoints.http.state import ServerState
-from evensong.protocol.errors import EngineDeadError, EvensongError
-from evensong.protocol.handshake import Bootstrap, Failed, HttpInit, Membership
+from evensong.protocol.errors import ConfigError, EngineDeadError, EvensongError
+from evensong.protocol.handshake import LOADING, Bootstrap, Failed, HttpInit, Membership, Ready
 from evensong.protocol.wire import MessageType, Stamp
 from evensong.utils.logging import configure_logging, get_logger
 
@@ -54,6 +54,7 @@ class HttpProcess:
         self._state = ServerState(expects_settings=True)
         self._client: AsyncMPClient | None = None
         self._early: list[Membership] = []
+        self._files: asyncio.Task[ModelFiles] | None = None
         self._engine_task: asyncio.Task[None] | None = None
         self._drain_task: asyncio.Task[None] | None = None
         app = create_app(self._state)
@@ -107,20 +108,25 @@ class HttpProcess:
         for member in membership.members:
             if member.state == "DEAD":
                 self._state.dead_reason = self._state.dead_reason or member.reason or "killed"
+        config = self._state.engine_config
+        if config is None or self._client is None:
+            return
         ready = any(member.state == "READY" for member in membership.members)
-        if ready and self._engine_task is None and self._client is not None:
-            self._engine_task = self._loop.create_task(self._make_engine(self._client))
+        if self._files is None and (ready or membership.phase == LOADING):
+            # The tokenizer is read in a thread, while the core loads and others are answered.
+            self._files = self._loop.create_task(asyncio.to_thread(load_model_files, config))
+        if ready and self._engine_task is None and self._files is not None:
+            self._engine_task = self._loop.create_task(self._make_engine(config, self._client, self._files))
 
-    async def _make_engine(self, client: AsyncMPClient) -> None:
-        """The engine, once the core is ready; the tokenizer is read in a thread while others are answered."""
+    async def _make_engine(self, config: EngineConfig, client: AsyncMPClient, files: asyncio.Task[ModelFiles]) -> None:
+        """The engine, once the core is ready and the model's files are read."""
         state = self._state
-        assert state.engine_config is not None
         try:
-            files = await asyncio.to_thread(load_model_files, state.engine_config)
-            engine = AsyncLLM(state.engine_config, client=client, files=files, max_n=state.server_config.max_n)
-            state.engine = engine
+            state.engine = AsyncLLM(config, client=client, files=await files, max_n=state.server_config.max_n)
         except EvensongError as error:
-            self._handshake.send(MessageType.FAILED, Failed(str(error)))
+            self._handshake.send(MessageType.FAILED, Failed(str(error), usage=isinstance(error, ConfigError)))
+        else:
+            self._handshake.send(MessageType.READY, Ready(client.resources))
 
     async def _drain(self, seconds: float) -> None:
         """New work is refused, running work gets `seconds`, then it is aborted; then the process ends."""
