@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sized
 from typing import Any
 
 from evensong.config.resolve import EngineArgs
@@ -15,13 +15,17 @@ from evensong.engine.frontend.front import DEFAULT_MAX_N, FrontEnd, ModelFiles, 
 from evensong.engine.frontend.input_processor import ProcessedRequest, Prompt
 from evensong.engine.frontend.request_state import RequestState
 from evensong.engine.frontend.verbs import control_verbs
-from evensong.protocol.errors import EngineDeadError
+from evensong.protocol.errors import EngineDeadError, EvensongError
 from evensong.protocol.request_output import RequestOutput
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.sources.tokenizer import Tokenizer
+from evensong.utils.logging import get_logger
 
-# Longer texts are tokenized in a thread, so that the loop answers others meanwhile.
-INLINE_CHARACTERS = 4096
+logger = get_logger(__name__)
+
+# Longer prompts, and requests of more choices, are processed in a thread, so that the loop answers others meanwhile.
+INLINE_LENGTH = 4096
+INLINE_CHOICES = 16
 
 
 class RequestStream:
@@ -96,7 +100,7 @@ class AsyncLLM:
         self.config = config
         files = files or load_model_files(config)
         self._client = client or make_client(multiprocess, True, config)
-        self._front = make_front_end(config, files, self._client.resources, max_n=max_n)
+        self.front: FrontEnd = make_front_end(config, files, self._client.resources, max_n=max_n)
         self._handler: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -106,18 +110,13 @@ class AsyncLLM:
         return cls(args.create_engine_config(), multiprocess=multiprocess)
 
     @property
-    def front(self) -> FrontEnd:
-        """Input and output processing of this engine."""
-        return self._front
-
-    @property
     def resources(self) -> Any:
         """What the core learned at start-up."""
         return self._client.resources
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._front.inputs.tokenizer
+        return self.front.inputs.tokenizer
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams, request_id: str, **options: Any
@@ -138,22 +137,26 @@ class AsyncLLM:
     ) -> RequestStream:
         """Submits a request and waits until the core has admitted it. The stream must be handed to `stop` in the end.
 
-        Options: priority, cache_salt, add_special_tokens, arrival_time. Raises RequestError when it is refused.
+        Options: cache_salt, add_special_tokens, arrival_time. Raises RequestError when it is refused.
         """
         self._check_alive()
         processed = await self._process(request_id, prompt, sampling_params, options)
         self._check_alive()
         stream = RequestStream()
-        state = RequestState(request_id, processed, self._front.texts, stream)
+        state = RequestState(request_id, processed, self.front.texts, stream)
         stream.attach(state)
-        self._front.outputs.add(state)
+        self.front.outputs.add(state)
         self._ensure_handler()
         try:
             for child in processed.children:
+                if stream.finished:
+                    break  # an earlier choice was refused, and with it the request
                 await self._client.add_request(child)
             await stream.wait_admitted()
         except BaseException:
-            await self.stop(stream)
+            self.front.outputs.abort(state)
+            # All of them: one that was on its way when another was refused is running by now.
+            await self._abort_in_core([child.request_id for child in processed.children])
             raise
         return stream
 
@@ -162,21 +165,19 @@ class AsyncLLM:
         state = stream.state
         if state is None:
             return
-        open_ids = self._front.outputs.remove(state)
-        if open_ids and self._client.dead_error is None:
-            with contextlib.suppress(EngineDeadError):
-                # A cancelled consumer must not cancel the abort of its own request.
-                await asyncio.shield(self._client.abort_requests(open_ids))
+        open_ids = self.front.outputs.abort(state)
+        if open_ids:
+            await self._abort_in_core(open_ids)
 
     async def abort(self, request_id: str) -> None:
         """Ends requests by the caller's id or by an internal one: their consumers get finish_reason abort."""
-        ids = [i for state in self._front.outputs.find(request_id) for i in state.open_ids]
+        ids = [i for state in self.front.outputs.find(request_id) for i in state.open_ids]
         if ids:
             await self._client.call_utility("abort_requests", request_ids=ids)
 
     async def abort_everything(self) -> None:
         """Ends all requests: their consumers get finish_reason abort."""
-        ids = self._front.outputs.open_ids()
+        ids = self.front.outputs.open_ids()
         if ids:
             await self._client.call_utility("abort_requests", request_ids=ids)
 
@@ -206,7 +207,7 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> EngineDeadError:
-        """Why the engine is dead."""
+        """Why the engine is dead, or a note that it is not."""
         return self._client.dead_error or EngineDeadError("the engine is not dead")
 
     def shutdown(self) -> None:
@@ -216,33 +217,45 @@ class AsyncLLM:
             if self._handler is not None:
                 self._handler.cancel()
             self._client.shutdown()
-            self._front.outputs.fail_all(EngineDeadError("the engine was shut down"))
+            self.front.outputs.fail_all(EngineDeadError("the engine was shut down"))
 
     async def _process(
         self, request_id: str, prompt: Prompt, params: SamplingParams, options: dict[str, Any]
     ) -> ProcessedRequest:
-        inputs = self._front.inputs
-        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-        if isinstance(text, str) and len(text) <= INLINE_CHARACTERS and params.n <= 16:
-            return inputs.process(request_id, prompt, params, **options)
-        return await asyncio.to_thread(inputs.process, request_id, prompt, params, **options)
+        process = self.front.inputs.process
+        parts = prompt.values() if isinstance(prompt, Mapping) else [prompt]
+        short = all(not isinstance(part, Sized) or len(part) <= INLINE_LENGTH for part in parts)
+        if short and not (isinstance(params, SamplingParams) and params.n > INLINE_CHOICES):
+            return process(request_id, prompt, params, **options)
+        return await asyncio.to_thread(process, request_id, prompt, params, **options)
+
+    async def _abort_in_core(self, internal_ids: list[str]) -> None:
+        if self._client.dead_error is None:
+            with contextlib.suppress(EngineDeadError):
+                # A cancelled consumer must not cancel the abort of its own request.
+                await asyncio.shield(self._client.abort_requests(internal_ids))
 
     def _ensure_handler(self) -> None:
         if self._handler is None or self._handler.done():
             self._handler = asyncio.create_task(self._read_outputs(), name="output-handler")
 
     async def _read_outputs(self) -> None:
-        """Until the core dies. An error of ours on one message fails no other message: the next request restarts it."""
+        """Until the core dies. Whatever ends it, nobody goes on waiting; the next request starts it again."""
         try:
             while True:
                 message = await self._client.get_output()
-                to_abort = self._front.outputs.process(message).to_abort
+                to_abort = self.front.outputs.process(message).to_abort
                 if to_abort:
                     await self._client.abort_requests(to_abort)
                 # A large step's outputs must not keep consumers from running.
                 await asyncio.sleep(0)
         except EngineDeadError as error:
-            self._front.outputs.fail_all(error)
+            self.front.outputs.fail_all(error)
+        except Exception as error:
+            logger.exception("the outputs of the engine cannot be read")
+            open_ids = self.front.outputs.open_ids()
+            self.front.outputs.fail_all(EvensongError(f"the outputs of the engine cannot be read: {error!r}"))
+            await self._abort_in_core(open_ids)
 
     def _check_alive(self) -> None:
         if self._stopped:

@@ -12,29 +12,44 @@ from evensong.engine.frontend.front import FrontEnd, load_model_files, make_fron
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.engine.frontend.request_state import RequestState
 from evensong.engine.frontend.verbs import control_verbs
-from evensong.protocol.errors import EngineDeadError
+from evensong.protocol.errors import EngineDeadError, RequestError
 from evensong.protocol.request_output import RequestOutput
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.sources.tokenizer import Tokenizer
 
 
 class _Inbox:
-    """Sink of the engine's requests: what changed since the last step, and what failed."""
+    """What changed since the last step, and what failed."""
 
     def __init__(self) -> None:
         self.changed_states: list[RequestState] = []
         self.errors: list[Exception] = []
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.changed_states.clear()
+        self.errors.clear()
+
+
+class _Sink:
+    """Where one request's news goes."""
+
+    def __init__(self, inbox: _Inbox, request_id: str) -> None:
+        self._inbox = inbox
+        self._request_id = request_id
 
     def admitted(self) -> None:
         """Nothing waits for it here."""
 
     def changed(self, state: RequestState) -> None:
         """Noted for the step's result."""
-        self.changed_states.append(state)
+        self._inbox.changed_states.append(state)
 
     def failed(self, error: Exception) -> None:
         """Raised by the step."""
-        self.errors.append(error)
+        if isinstance(error, RequestError):
+            error.request_id = self._request_id
+        self._inbox.errors.append(error)
 
 
 @control_verbs
@@ -73,40 +88,47 @@ class LLMEngine:
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
         """Submits a request; returns its internal id. Raises RequestError for what cannot be served.
 
-        Options: priority, cache_salt, add_special_tokens, arrival_time.
+        Options: cache_salt, add_special_tokens, arrival_time.
         """
-        processed = self._front.inputs.process(request_id, prompt, params or SamplingParams(), **options)
-        state = RequestState(request_id, processed, self._front.texts, self._inbox)
+        params = SamplingParams() if params is None else params
+        processed = self._front.inputs.process(request_id, prompt, params, **options)
+        state = RequestState(request_id, processed, self._front.texts, _Sink(self._inbox, request_id))
         self._front.outputs.add(state)
-        for child in processed.children:
-            self._client.add_request(child)
+        try:
+            for child in processed.children:
+                self._client.add_request(child)
+        except BaseException:
+            self._front.outputs.remove(state)
+            raise
         return processed.children[0].request_id
 
     def abort_request(self, request_ids: str | list[str]) -> None:
         """Ends requests by the caller's ids or by internal ones; unknown ids are ignored."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         open_ids = [
-            i for one in ids for state in self._front.outputs.find(one) for i in self._front.outputs.remove(state)
+            i for one in ids for state in self._front.outputs.find(one) for i in self._front.outputs.abort(state)
         ]
         if open_ids:
             self._client.abort_requests(open_ids)
 
     def abort_all(self) -> None:
-        """Ends everything that runs or waits."""
-        open_ids = self._front.outputs.remove_all()
+        """Ends everything that runs or waits; outputs that no step has returned yet are dropped."""
+        open_ids = self._front.outputs.abort_all()
+        self._inbox.clear()
         if open_ids:
             self._client.abort_requests(open_ids)
 
     def step(self) -> list[RequestOutput]:
         """Waits for the core's next message; the requests that it changed, as their output kind shows them.
 
-        Raises RequestError for a request that the core refused or could not finish, EngineDeadError when it died.
+        Raises RequestError for a request that the core refused or could not finish (its `request_id` says which; the
+        others go on with the next step), EngineDeadError when the engine died.
         """
         try:
             message = self._client.get_output()
         except EngineDeadError as error:
             self._front.outputs.fail_all(error)
-            self._inbox.errors.clear()
+            self._inbox.clear()
             raise
         to_abort = self._front.outputs.process(message).to_abort
         if to_abort:
@@ -127,6 +149,10 @@ class LLMEngine:
     def call_verb(self, verb: str, **args: Any) -> Any:
         """Result of a control verb (protocol/control.py)."""
         return self._client.call_utility(verb, args.get("timeout"), **args)
+
+    def do_log_stats(self) -> None:
+        """Logs the stats line now."""
+        self._front.outputs.stats_log.log_now()
 
     def shutdown(self) -> None:
         """Ends the core and frees everything; safe to call twice."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -14,7 +17,7 @@ from evensong.config.resolve import EngineArgs
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.engine.frontend.verbs import control_verbs
 from evensong.engine.llm_engine import LLMEngine
-from evensong.protocol.errors import RequestError
+from evensong.protocol.errors import EngineDeadError, RequestError
 from evensong.protocol.request_output import RequestOutput
 from evensong.protocol.sampling_params import RequestOutputKind, SamplingParams
 from evensong.sources.tokenizer import Tokenizer
@@ -22,6 +25,8 @@ from evensong.sources.tokenizer import Tokenizer
 Params = SamplingParams | Sequence[SamplingParams]
 ProgressBar = Callable[..., Any]
 Messages = Sequence[Mapping[str, Any]]
+# The queue limit protects a server from its clients; a batch of one's own may be as long as it likes.
+UNLIMITED_QUEUE = 2**31 - 1
 
 
 @control_verbs
@@ -32,6 +37,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", *, multiprocess: bool = True, **settings: Any) -> None:
+        settings.setdefault("max_num_queued_reqs", UNLIMITED_QUEUE)
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model, **settings), multiprocess=multiprocess)
         self._numbers = itertools.count()
         self._finalizer = weakref.finalize(self, self.llm_engine.shutdown)
@@ -41,15 +47,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params | None = None,
         use_tqdm: bool | ProgressBar = True,
-        *,
-        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order. Prompts are texts, lists of token ids, or dicts.
 
         Raises RequestError naming the prompt that cannot be served; then nothing of the call is left running.
+        Ctrl-C ends the call's requests at the end of a step, a second one at once; the engine can be used again.
         """
         listed = _as_list(prompts)
-        return self._run(listed, self._params(sampling_params, len(listed)), use_tqdm, priority=priority)
+        return self._run(listed, self._params(sampling_params, len(listed)), use_tqdm)
 
     def chat(
         self,
@@ -60,12 +65,16 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """The assistant's answer to each conversation; `messages` is one conversation or a list of them."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        if not messages:
+            raise RequestError("messages must not be empty", param="messages")
+        conversations: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
         template = self.llm_engine.front.inputs.chat_template
-        prompts: list[Prompt] = [
-            template.render(conversation, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]  # either form
-            for conversation in conversations
-        ]
+        prompts: list[Prompt] = []
+        for index, conversation in enumerate(conversations):
+            try:
+                prompts.append(template.render(conversation, add_generation_prompt=add_generation_prompt))
+            except RequestError as error:
+                raise _of_prompt(index, error) from error
         # The template writes the special tokens itself.
         params = self._params(sampling_params, len(prompts))
         return self._run(prompts, params, use_tqdm, add_special_tokens=False)
@@ -99,6 +108,8 @@ class LLM:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * count
+        if not isinstance(params, (list, tuple)) or not all(isinstance(own, SamplingParams) for own in params):
+            raise RequestError("sampling_params must be SamplingParams, or a list of them", param="sampling_params")
         if len(params) != count:
             raise RequestError(
                 f"{count} prompts need as many sampling_params, got {len(params)}", param="sampling_params"
@@ -110,36 +121,46 @@ class LLM:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         use_tqdm: bool | ProgressBar,
-        *,
-        priority: Sequence[int] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         engine = self.llm_engine
         order: dict[str, int] = {}
         try:
-            for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-                request_id = str(next(self._numbers))
-                order[request_id] = index
-                own = own.clone()
-                own.output_kind = RequestOutputKind.FINAL_ONLY
-                try:
-                    engine.add_request(request_id, prompt, own, priority=priority[index] if priority else 0, **options)
-                except RequestError as error:
-                    raise _of_prompt(index, error) from error
-            return self._collect(order, use_tqdm)
-        except BaseException:
+            with _interrupts_between_steps() as check_interrupt:
+                for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+                    check_interrupt()
+                    request_id = str(next(self._numbers))
+                    order[request_id] = index
+                    try:
+                        own = own.clone()
+                        own.output_kind = RequestOutputKind.FINAL_ONLY
+                        engine.add_request(request_id, prompt, own, **options)
+                    except RequestError as error:
+                        raise _of_prompt(index, error) from error
+                return self._collect(order, use_tqdm, check_interrupt)
+        except EngineDeadError:
+            raise
+        except BaseException as error:
             # Also Ctrl-C: the engine stays usable, and nothing of this call goes on running.
-            engine.abort_all()
+            with contextlib.suppress(EngineDeadError):
+                engine.abort_all()
+            if isinstance(error, RequestError) and error.request_id in order:
+                raise _of_prompt(order[error.request_id], error) from error
             raise
 
-    def _collect(self, order: Mapping[str, int], use_tqdm: bool | ProgressBar) -> list[RequestOutput]:
+    def _collect(
+        self, order: Mapping[str, int], use_tqdm: bool | ProgressBar, check_interrupt: Callable[[], None]
+    ) -> list[RequestOutput]:
         results: list[RequestOutput | None] = [None] * len(order)
         make_bar: ProgressBar = use_tqdm if callable(use_tqdm) else tqdm
         bar = make_bar(total=len(order), desc="Processed prompts", dynamic_ncols=True) if use_tqdm else None
         tokens = 0
         try:
             while self.llm_engine.has_unfinished_requests():
+                check_interrupt()
                 for output in self.llm_engine.step():
+                    if output.request_id not in order:
+                        continue  # one that was added to the engine by hand
                     results[order[output.request_id]] = output
                     if bar is not None:
                         tokens += sum(len(choice.token_ids) for choice in output.outputs)
@@ -149,6 +170,35 @@ class LLM:
             if bar is not None:
                 bar.close()
         return [result for result in results if result is not None]
+
+
+@contextlib.contextmanager
+def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Yields a function that raises KeyboardInterrupt when Ctrl-C was pressed since; a second one raises at once.
+
+    So no step, and no message half sent, is cut in two. Where Ctrl-C means something else already, nothing changes.
+    """
+    pressed = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    def check() -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield check
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+        check()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -24,25 +24,36 @@ class StatsLog:
         self._generation_tokens = 0
         self._queries = 0
         self._hits = 0
+        self._last = SchedulerStats()
 
     def record(self, prompt_tokens: int, generation_tokens: int, stats: SchedulerStats | None) -> None:
         """Takes what one message brought; logs when the interval is over."""
         if not self._enabled:
             return
         now = self._clock()
+        if stats is not None:
+            self._last = stats
+            self._queries += stats.prefix_cache_queries
+            self._hits += stats.prefix_cache_hits
         if self._since is None:
+            busy = stats is not None and (stats.num_running or stats.num_waiting)
+            if not (prompt_tokens or generation_tokens or busy):
+                return
             self._since = now
         self._prompt_tokens += prompt_tokens
         self._generation_tokens += generation_tokens
         if stats is None:
             return
-        self._queries += stats.prefix_cache_queries
-        self._hits += stats.prefix_cache_hits
         if now - self._since >= INTERVAL_SECONDS:
             self._log(now - self._since, stats)
         if stats.num_running == 0 and stats.num_waiting == 0:
             self._since = None
             self._prompt_tokens = self._generation_tokens = 0
+
+    def log_now(self) -> None:
+        """Logs the interval that has begun, however short; nothing when idle."""
+        if self._since is not None:
+            self._log(max(self._clock() - self._since, 1e-9), self._last)
 
     def _log(self, seconds: float, stats: SchedulerStats) -> None:
         logger.info(

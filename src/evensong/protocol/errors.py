@@ -31,8 +31,11 @@ class EvensongError(Exception):
 class RequestError(EvensongError, ValueError):
     """One request cannot be served as it was sent; nothing else is affected.
 
-    `status` is the HTTP status, `param` the offending field, `retry_after` is in seconds.
+    `status` is the HTTP status, `param` the offending field, `retry_after` is in seconds. `request_id` is set where
+    one of several requests failed.
     """
+
+    request_id: str | None = None
 
     def __init__(
         self,

@@ -17,6 +17,9 @@ from evensong.sources.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 _MASK = 2**64 - 1
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+# Most characters that a Unicode normalization joins into one; a tokenizer that normalizes sees a shorter text.
+_NORMALIZED_CHARS = 4
 
 
 @dataclass(frozen=True)
@@ -56,23 +59,25 @@ class InputProcessor:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
         arrival_time: float | None = None,
     ) -> ProcessedRequest:
         """The core requests of one user request. Raises RequestError naming the field that cannot be served."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params must be SamplingParams, got {params!r:.60}", param="sampling_params")
+        # A copy, checked again: a user may have set a field of the original to anything since it was made.
+        params = params.clone()
         self.check_params(params)
+        check_text(request_id, "request_id")
+        if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
+            cache_salt = prompt["cache_salt"]
+        if cache_salt is not None:
+            check_text(cache_salt, "cache_salt")
         text, token_ids = self.tokenize(prompt, add_special_tokens=add_special_tokens)
         room = self.max_model_len - len(token_ids)
         if room < 1:
-            raise RequestError(
-                f"the prompt has {len(token_ids)} tokens; with at least one token of output that is more than "
-                f"max_model_len {self.max_model_len}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        params = params.clone()
+            raise self._too_long(len(token_ids))
         if params.max_tokens is None or params.max_tokens > room:
             params.max_tokens = room
         if params.min_tokens > params.max_tokens:
@@ -95,7 +100,6 @@ class InputProcessor:
                     params=child,
                     arrival_time=arrival,
                     eos_token_ids=self.eos_token_ids,
-                    priority=priority,
                     cache_salt=cache_salt,
                 )
             )
@@ -130,6 +134,8 @@ class InputProcessor:
             raise RequestError("a prompt must be text or a list of token ids", param="prompt")
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
+        if len(prompt) >= self.max_model_len:
+            raise self._too_long(len(prompt))
         self.check_token_ids(prompt, "prompt")
         return None, list(prompt)
 
@@ -138,7 +144,10 @@ class InputProcessor:
         if not text:
             raise RequestError("the prompt is empty", param="prompt")
         # No token covers more characters than the longest of the vocabulary, so a text this long cannot fit.
-        if len(text) > self.max_model_len * self.tokenizer.max_token_chars:
+        most = self.max_model_len * self.tokenizer.max_token_chars
+        if self.tokenizer.backend.normalizer is not None:
+            most *= _NORMALIZED_CHARS
+        if len(text) > most:
             raise RequestError(
                 f"the prompt has {len(text)} characters, which is more than max_model_len {self.max_model_len} tokens "
                 "can hold",
@@ -149,6 +158,22 @@ class InputProcessor:
         if not token_ids:
             raise RequestError("the prompt holds no token", param="prompt")
         return token_ids
+
+    def _too_long(self, num_tokens: int) -> RequestError:
+        return RequestError(
+            f"the prompt has {num_tokens} tokens; with at least one token of output that is more than "
+            f"max_model_len {self.max_model_len}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+
+
+def check_text(value: object, field: str) -> None:
+    """Raises RequestError for what is not text, or holds a lone surrogate, which no message can carry."""
+    if not isinstance(value, str):
+        raise RequestError(f"{field} must be text, got {value!r:.60}", param=field)
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise RequestError(f"{field} holds a lone surrogate, which UTF-8 cannot hold", param=field)
 
 
 def child_seed(seed: int, index: int) -> int:
@@ -164,7 +189,7 @@ def child_seed(seed: int, index: int) -> int:
 
 def _unwrap(prompt: Mapping[str, Any]) -> Any:
     """vLLM's dict prompts: {"prompt_token_ids": [...]} or {"prompt": "..."}."""
-    unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+    unknown = set(prompt) - _PROMPT_KEYS
     if unknown:
         raise RequestError(f"a prompt dict cannot hold {sorted(map(str, unknown))[0]!r:.60}", param="prompt")
     if prompt.get("prompt_token_ids") is not None:

@@ -9,9 +9,12 @@ from evensong.engine.frontend.output_state import ChoiceState, TokenGap
 from evensong.engine.frontend.request_state import RequestState
 from evensong.observe.metrics import EngineMetrics
 from evensong.observe.stats_log import StatsLog
-from evensong.protocol.errors import EngineDeadError, EvensongError, RequestError
+from evensong.protocol.errors import EvensongError, RequestError
 from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs
 from evensong.protocol.stats import SchedulerStats
+from evensong.utils.logging import get_logger
+
+logger = get_logger(__name__)
 
 
 @dataclass
@@ -59,13 +62,20 @@ class OutputProcessor:
         self._requests.pop(state.choices[0].request.request_id, None)
         return open_ids
 
+    def abort(self, state: RequestState) -> list[str]:
+        """Forgets a request that its user gave up; returns the internal ids to abort in the core."""
+        open_ids = self.remove(state)
+        for _ in open_ids:
+            self.metrics.finished("abort")
+        return open_ids
+
     def open_ids(self) -> list[str]:
         """Internal ids of everything that has not finished."""
         return list(self._entries)
 
-    def remove_all(self) -> list[str]:
-        """Forgets every request; returns the internal ids that may still run."""
-        return [open_id for state in list(self._requests.values()) for open_id in self.remove(state)]
+    def abort_all(self) -> list[str]:
+        """Forgets every request; returns the internal ids to abort in the core."""
+        return [open_id for state in list(self._requests.values()) for open_id in self.abort(state)]
 
     def find(self, request_id: str) -> list[RequestState]:
         """Unfinished requests under a user's or an internal id."""
@@ -90,8 +100,8 @@ class OutputProcessor:
         self._figures(prompt_tokens, num_tokens, message.stats)
         return result
 
-    def fail_all(self, error: EngineDeadError) -> None:
-        """The engine died: every waiter hears it."""
+    def fail_all(self, error: EvensongError) -> None:
+        """The engine died, or cannot be read: every waiter hears it."""
         requests = list(self._requests.values())
         self._requests.clear()
         self._entries.clear()
@@ -128,6 +138,10 @@ class OutputProcessor:
             count = choice.accept(output)
         except TokenGap as error:
             self._fail(state, EvensongError(f"the engine lost tokens of request {state.request_id}: {error}"), result)
+            return 0
+        except Exception as error:  # a bug on one output ends its request, never what others wait for
+            logger.exception("an output of request %s cannot be processed", state.request_id)
+            self._fail(state, EvensongError(f"the output of request {state.request_id} is broken: {error!r}"), result)
             return 0
         self.metrics.count("determinism_violations", choice.num_violations - before)
         if output.start == 0 and choice.index == 0:

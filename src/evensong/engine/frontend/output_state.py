@@ -5,7 +5,7 @@ from __future__ import annotations
 from evensong.engine.frontend.detokenizer import TokenTexts
 from evensong.engine.frontend.logprobs import to_logprobs
 from evensong.engine.frontend.stop_strings import StopStrings
-from evensong.protocol.output import EngineCoreOutput, TokenLogprobs
+from evensong.protocol.output import EngineCoreOutput, FinishReason, TokenLogprobs
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.request_output import CompletionOutput, SampleLogprobs
 
@@ -30,7 +30,8 @@ class ChoiceState:
         self.num_violations = 0
         self._texts = texts
         self._detokenizer = texts.detokenizer(params.skip_special_tokens) if params.detokenize else None
-        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        self._include_stop = params.include_stop_str_in_output
+        self._stops = StopStrings(params.stop_strings, self._include_stop)
         self._sent_text = 0
         self._sent_tokens = 0
 
@@ -53,8 +54,8 @@ class ChoiceState:
         count = 0
         for offset in range(known, len(output.new_token_ids)):
             ends = output.finish_reason is not None and offset == len(output.new_token_ids) - 1
-            # The token that ended it (EOS, a stop id) has no text; one that merely was the last has.
-            hidden = ends and str(output.finish_reason) == "stop"
+            # The token that ended it (EOS, a stop id) has no text, unless asked for; one that merely was the last has.
+            hidden = ends and output.finish_reason is FinishReason.STOP and not self._include_stop
             self._append(output.new_token_ids[offset], logprobs[offset] if logprobs else None, hidden)
             count += 1
             if self.finished:
@@ -70,19 +71,22 @@ class ChoiceState:
             self.cumulative_logprob += logprobs.logprobs[0]
         if self._detokenizer is None or hidden:
             return
-        may_stop = len(self.token_ids) > self.request.params.min_tokens
-        self.text += self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop)
+        self.text += self._stops.push(self._detokenizer.push(token_id), may_stop=self._may_stop())
         if self._stops.matched is not None:
             self.finish_reason, self.stop_reason = "stop", self._stops.matched
 
     def _finish(self, reason: str, stop_reason: int | str | None) -> None:
         if self._detokenizer is not None:
-            self.text += self._stops.push(self._detokenizer.finish())
+            self.text += self._stops.push(self._detokenizer.finish(), may_stop=self._may_stop())
             if self._stops.matched is not None:
                 reason, stop_reason = "stop", self._stops.matched
             else:
                 self.text += self._stops.finish()
         self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def _may_stop(self) -> bool:
+        """False until more than min_tokens tokens are here."""
+        return len(self.token_ids) > self.request.params.min_tokens
 
     def output(self, *, delta: bool) -> CompletionOutput:
         """The choice as users see it: whole, or what came since the last call with `delta`."""
