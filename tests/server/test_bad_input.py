@@ -1,0 +1,202 @@
+"""Every row of the bad-input table that these routes can receive: a 4xx with an OpenAI body, twice the same, and all
+others unharmed."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.harness import Server, Survivors
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+def raw(**fields: Any) -> str:
+    """A completion body as JSON text."""
+    return json.dumps({"model": "demo", "prompt": "Hi", "max_tokens": 4, **fields})
+
+
+def chat(**fields: Any) -> str:
+    """A chat body as JSON text."""
+    return json.dumps({"model": "demo", "messages": HELLO, "max_tokens": 4, **fields})
+
+
+def bare(field: str, value: str) -> str:
+    """A completion body with a bare word as a value, such as NaN."""
+    return raw().removesuffix("}") + f', "{field}": {value}}}'
+
+
+OUTSIDE = (49152, -1, 2**31, 2**63, 10**30)
+CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
+    "token ids outside the vocabulary": [
+        *[(TEXT, raw(prompt=[1, token]), 400) for token in OUTSIDE],
+        *[(TEXT, raw(logit_bias={str(token): 1.0}), 400) for token in OUTSIDE],
+        *[(TEXT, raw(stop_token_ids=[token]), 400) for token in OUTSIDE],
+        (TEXT, raw(prompt=[1, True]), 400),
+        (TEXT, raw(prompt=[1, 2.5]), 400),
+        ("/detokenize", json.dumps({"tokens": [49152]}), 400),
+    ],
+    "numbers that are not finite": [
+        (TEXT, bare(field, value), 400)
+        for field in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        for value in ("NaN", "Infinity", "-Infinity", "1e999")
+    ],
+    "logprobs beyond the limit": [
+        (TEXT, raw(logprobs=21), 400),
+        (TEXT, raw(logprobs=-1), 400),
+        (CHAT, chat(logprobs=True, top_logprobs=21), 400),
+        (CHAT, chat(logprobs=True, top_logprobs=-1), 400),
+        (CHAT, chat(top_logprobs=2), 400),
+        (TEXT, raw(prompt_logprobs=1), 400),
+    ],
+    "n beyond the limit": [(TEXT, raw(n=10**6), 400), (CHAT, chat(n=10**6), 400), (TEXT, raw(n=0), 400)],
+    "empty prompts": [
+        *[(TEXT, raw(prompt=prompt), 400) for prompt in ("", [""], [], [[]], ["a", ""], None)],
+        (CHAT, chat(messages=[]), 400),
+    ],
+    "seed outside int64": [(TEXT, raw(seed=seed), 400) for seed in (2**63, -(2**63) - 1, 10**400, "7", 1.5)],
+    "lone surrogates": [
+        *[(TEXT, raw(prompt="a\ud800b", stream=stream), 400) for stream in (False, True)],
+        *[(TEXT, raw(stop=["\udfff"], stream=stream), 400) for stream in (False, True)],
+        (CHAT, chat(messages=[{"role": "user", "content": "\ud800"}]), 400),
+        (CHAT, chat(messages=[{"role": "\ud800", "content": "a"}], stream=True), 400),
+        ("/tokenize", json.dumps({"prompt": "\ud800"}), 400),
+    ],
+    "settings that contradict each other": [
+        (TEXT, raw(min_tokens=5, max_tokens=4), 400),
+        (TEXT, raw(top_p=0), 400),
+        (TEXT, raw(top_p=1.1), 400),
+        (TEXT, raw(temperature=-1), 400),
+        (TEXT, raw(top_k=-2), 400),
+        (TEXT, raw(max_tokens=0), 400),
+        (TEXT, raw(stop=""), 400),
+        (TEXT, raw(stop=["a", ""]), 400),
+        (TEXT, raw(temperature="1"), 400),
+    ],
+    "too long": [
+        (TEXT, raw(prompt=[5] * 9000), 400),
+        (TEXT, raw(prompt="word " * 20000), 400),
+        (CHAT, chat(messages=[{"role": "user", "content": "word " * 20000}]), 400),
+        (TEXT, raw(prompt="x" * 5_000_000), 400),
+    ],
+    "too much": [
+        (TEXT, raw(stop=[f"s{i}" for i in range(10_000)]), 400),
+        (TEXT, raw(prompt=["a"] * 1000), 400),
+        (TEXT, b" " * (16 * 1024 * 1024 + 1), 413),
+    ],
+    "not JSON, or not ours": [
+        (TEXT, b"", 400),
+        (TEXT, b"{", 400),
+        (TEXT, b"[]", 400),
+        (TEXT, b"null", 400),
+        (TEXT, b"\xff\xfe{}", 400),
+        (TEXT, b"[" * 100_000, 400),
+        (TEXT, b'{"prompt": ' + b"[" * 100_000, 400),
+        (CHAT, chat(messages="hi"), 400),
+        (CHAT, chat(messages=[1]), 400),
+        (CHAT, chat(messages=[{"content": "x"}]), 400),
+        (
+            CHAT,
+            chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///"}}]}]),
+            400,
+        ),
+        (TEXT, json.dumps({"model": "demo"}), 400),
+    ],
+    "features that do not exist": [
+        (CHAT, chat(response_format={"type": "json_object"}), 400),
+        (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400),
+        (CHAT, chat(chat_template_kwargs={"max_model_len": 1}), 400),
+        (TEXT, raw(echo=True), 400),
+        (TEXT, raw(suffix="x"), 400),
+        (TEXT, raw(best_of=3), 400),
+        (TEXT, raw(structured_outputs={"regex": "a+"}), 400),
+    ],
+    "a model that is not served": [(TEXT, raw(model="gpt-4"), 404), (CHAT, chat(model="demo2"), 404)],
+    "routes and methods": [("/v1/nothing", "{}", 404)],
+}
+
+
+def send(server: Server, path: str, body: str | bytes) -> httpx.Response:
+    """The body as it is."""
+    content = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    return server.client.post(path, content=content, headers={"Content-Type": "application/json"})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_row(server: Server, survivors: Survivors, name: str) -> None:
+    with survivors.watch():
+        for path, body, status in CASES[name]:
+            answers = [send(server, path, body) for _ in range(2)]
+            shown = str(body)[:120]
+            assert [answer.status_code for answer in answers] == [status, status], f"{shown}: {answers[0].text[:300]}"
+            error = answers[0].json()["error"]
+            assert error == answers[1].json()["error"], shown
+            assert set(error) == {"message", "type", "param", "code"} and error["message"], shown
+            assert answers[0].headers["content-type"].startswith("application/json"), shown
+            assert server.client.get("/health").status_code == 200
+
+
+def test_the_field_is_named(server: Server) -> None:
+    for field, value in {
+        "seed": 2**70,
+        "top_p": 2,
+        "stop_token_ids": [10**6],
+        "logit_bias": {"x": 1},
+        "n": 10**6,
+    }.items():
+        assert send(server, TEXT, raw(**{field: value})).json()["error"]["param"] == field
+
+
+def test_numbers_are_told(server: Server) -> None:
+    message = send(server, TEXT, raw(prompt=[5] * 9000)).json()["error"]["message"]
+    assert "9000" in message and "8192" in message
+
+
+def test_wrong_method(server: Server) -> None:
+    response = server.client.get(TEXT)
+    assert response.status_code == 405 and response.json()["error"]["message"]
+
+
+def test_extreme_settings_have_their_mathematical_meaning(server: Server, survivors: Survivors) -> None:
+    base = {"model": "demo", "prompt": "The sky is", "max_tokens": 12, "seed": 3}
+    greedy = server.text({**base, "temperature": 0})
+    assert server.text({**base, "temperature": 1e-12}) == greedy
+    assert server.text({**base, "temperature": 1.0, "top_p": 1e-4}) == greedy
+    assert server.text({**base, "top_k": 10**7}) == server.text(base)
+    with survivors.watch():
+        assert server.text({**base, "temperature": 1e-12}) == greedy
+
+
+def test_a_chunked_body_over_the_limit_is_cut_off(server: Server, survivors: Survivors) -> None:
+    def endless() -> Any:
+        for _ in range(20):
+            yield b" " * (1024 * 1024)
+
+    with survivors.watch():
+        response = server.client.post(TEXT, content=endless())
+        assert response.status_code == 413
+        server.client.close()
+        server.client = httpx.Client(base_url=server.url, timeout=120)
+
+
+def test_one_request_id_twice(server: Server, survivors: Survivors) -> None:
+    body = {"model": "demo", "prompt": "Numbers: one, two,", "max_tokens": 8, "temperature": 0}
+    with survivors.watch():
+        answers = [
+            server.client.post(TEXT, json=body, headers={"X-Request-Id": "same"}).json()["choices"][0]["text"]
+            for _ in range(2)
+        ]
+        assert answers[0] == answers[1]
+
+
+def test_health_answers_while_a_large_body_is_read(server: Server) -> None:
+    started = time.monotonic()
+    send(server, TEXT, raw(prompt="x" * 15_000_000))
+    assert server.client.get("/health").status_code == 200
+    assert time.monotonic() - started < 30
