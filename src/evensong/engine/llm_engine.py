@@ -8,7 +8,7 @@ from evensong.config.resolve import EngineArgs
 from evensong.config.sections import EngineConfig
 from evensong.engine.client.base import SyncCoreClient
 from evensong.engine.client.factory import make_client
-from evensong.engine.frontend.front import FrontEnd, load_model_files, make_front_end
+from evensong.engine.frontend.front import FrontEnd, ModelFiles, load_model_files, make_front_end
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.engine.frontend.request_state import RequestState
 from evensong.engine.frontend.verbs import control_verbs
@@ -57,11 +57,16 @@ class LLMEngine:
     """`add_request`, then `step` until nothing is unfinished. The core runs in a process of its own by default."""
 
     def __init__(
-        self, config: EngineConfig, *, multiprocess: bool = True, client: SyncCoreClient | None = None
+        self,
+        config: EngineConfig,
+        *,
+        multiprocess: bool = True,
+        client: SyncCoreClient | None = None,
+        files: ModelFiles | None = None,
     ) -> None:
         self.config = config
         # Read first: what is wrong with the model's files is said before a process starts.
-        files = load_model_files(config)
+        files = files or load_model_files(config)
         self._client = client or make_client(multiprocess, False, config)
         self._front: FrontEnd = make_front_end(config, files, self._client.resources)
         self._inbox = _Inbox()
