@@ -82,3 +82,4 @@ class UniProcExecutor(Executor):
         if not self._closed:
             self._closed = True
             self._thread.shutdown(wait=True, cancel_futures=True)
+            self._worker = None  # frees the weights and the KV cache

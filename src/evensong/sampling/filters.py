@@ -11,22 +11,34 @@ import math
 import numpy as np
 
 from evensong.protocol.sampling_params import SamplingParams
-from evensong.sampling.row import Candidates, Float32
+from evensong.sampling.elementwise import exp
+from evensong.sampling.ranking import best_indices
+from evensong.sampling.row import Candidates, Float32, Float64, Int64
 
-# Most tokens that a nucleus usually holds: sorted first, the whole vocabulary only when they do not suffice.
-_FIRST_LOOK = 1024
+# Tokens this many nats below the best are dropped at once: all of a vocabulary together weighs less than 1e-20 there,
+# too little for any sum in float64, and no noise lifts one of them to the top. Rounding the bound to float32 moves it
+# by at most another 64 nats, at temperatures near the spacing of float32.
+_DEPTH = 64.0
+# Scores are put into bins of 1/64 nat, so that top_p sorts only the one bin in which p is reached.
+_BINS_PER_NAT = 64.0
+# Distances below the best, in nats, that are tried in turn for a set that weighs enough.
+_LEVELS = (1.0, 4.0, 8.0)
 
 
 def scale(params: SamplingParams, logits: Float32) -> Candidates:
-    """The tokens of finite logit, their scores relative to the best and divided by the temperature."""
-    ids = np.flatnonzero(np.isfinite(logits))
+    """The tokens that can matter, their scores relative to the best and divided by the temperature.
+
+    The largest of `logits` is finite; -inf marks a forbidden token, which is no candidate at any temperature.
+    """
+    best = float(logits.max())
+    # At a temperature so high that nothing finite is that far below, the lowest float32 still excludes -inf.
+    lowest = max(best - _DEPTH * params.temperature, float(np.finfo(np.float32).min))
+    ids = np.flatnonzero(logits >= np.float32(lowest))
     values = logits[ids].astype(np.float64)
-    if len(ids):
-        # Relative to the best first: a tiny temperature then cannot overflow the best token's own score.
-        with np.errstate(over="ignore"):
-            values = (values - values.max()) / params.temperature
-        finite = values > -np.inf
-        ids, values = ids[finite], values[finite]
+    # Relative to the best first: a tiny temperature then cannot overflow the best token's own score.
+    values -= best
+    with np.errstate(over="ignore"):
+        values /= params.temperature
     return Candidates(ids, values)
 
 
@@ -38,42 +50,39 @@ def min_p(params: SamplingParams, candidates: Candidates) -> None:
 
 def top_k(params: SamplingParams, candidates: Candidates) -> None:
     """Keeps the k best."""
-    k = params.top_k
-    if 0 < k < len(candidates.ids):
-        threshold = np.partition(candidates.scores, -k)[-k]
-        mask = candidates.scores > threshold
-        ties = np.flatnonzero(candidates.scores == threshold)
-        mask[ties[: k - int(mask.sum())]] = True
-        candidates.keep(mask)
+    if 0 < params.top_k < len(candidates.ids):
+        candidates.select(np.sort(best_indices(candidates.scores, params.top_k)))
 
 
 def top_p(params: SamplingParams, candidates: Candidates) -> None:
     """Keeps the smallest set of best tokens whose probability reaches p."""
-    if params.top_p >= 1.0 or not len(candidates.ids):
+    if params.top_p >= 1.0 or len(candidates.ids) < 2:
         return
-    weights = np.exp(candidates.scores)
+    weights = exp(candidates.scores)
     wanted = params.top_p * float(weights.sum())
-    order = _best_first(candidates, _FIRST_LOOK)
-    reached = np.cumsum(weights[order])
-    if reached[-1] < wanted and len(order) < len(weights):
-        order = _best_first(candidates, len(weights))
-        reached = np.cumsum(weights[order])
-    # A token stays while what came before it has not reached p; the best one always does.
-    count = 1 + int(np.searchsorted(reached[:-1], wanted, side="left"))
-    mask = np.zeros(len(weights), dtype=bool)
-    mask[order[:count]] = True
-    candidates.keep(mask)
+    near = _enough(candidates.scores, weights, wanted)
+    scores, weights = candidates.scores[near], weights[near]
+    bins = (scores * -_BINS_PER_NAT).astype(np.int64)
+    reached = np.cumsum(np.bincount(bins, weights=weights))
+    # Rounding may leave the whole a little short of p; then it is the last bin that reaches it.
+    last = min(int(np.searchsorted(reached, wanted, side="left")), len(reached) - 1)
+    before = float(reached[last - 1]) if last else 0.0
+    mask = bins < last
+    # Of the bin that reaches p, a token stays while what came before it has not reached p; the first always does.
+    members = np.flatnonzero(bins == last)
+    members = members[best_indices(scores[members], len(members))]
+    sums = before + np.cumsum(weights[members])
+    mask[members[: 1 + int(np.searchsorted(sums[:-1], wanted, side="left"))]] = True
+    candidates.select(near[mask])
 
 
-def _best_first(candidates: Candidates, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Indices of the `count` best candidates (and of those that tie with the last), best first, lowest id on a tie."""
-    scores = candidates.scores
-    indices = np.arange(len(scores))
-    if count < len(scores):
-        indices = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
-    # Stable: equal scores stay in ascending id.
-    order: np.ndarray[tuple[int], np.dtype[np.int64]] = indices[np.argsort(-scores[indices], kind="stable")]
-    return order
+def _enough(scores: Float64, weights: Float64, wanted: float) -> Int64:
+    """Indices, in ascending order, of best tokens that weigh at least `wanted` together."""
+    for distance in _LEVELS:
+        near = np.flatnonzero(scores >= -distance)
+        if float(weights[near].sum()) >= wanted:
+            return near
+    return np.arange(len(scores))
 
 
 ORDER = (min_p, top_k, top_p)

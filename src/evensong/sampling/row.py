@@ -20,8 +20,8 @@ class SamplingRow:
     """One request at the position that is to be sampled: its settings and its tokens so far."""
 
     params: SamplingParams
-    prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]
+    prompt_token_ids: Sequence[int] | Int64
+    output_token_ids: Sequence[int] | Int64
     eos_token_ids: Sequence[int]
 
     @property
@@ -40,3 +40,7 @@ class Candidates:
     def keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Drops the candidates where `mask` is False."""
         self.ids, self.scores = self.ids[mask], self.scores[mask]
+
+    def select(self, indices: Int64) -> None:
+        """Keeps the candidates at `indices`, which ascend."""
+        self.ids, self.scores = self.ids[indices], self.scores[indices]

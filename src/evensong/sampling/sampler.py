@@ -42,34 +42,31 @@ def sample_rows(logits: Float32, rows: Sequence[SamplingRow], num_token_ids: int
 
 def _sample_row(raw: Float32, row: SamplingRow) -> Sampled:
     params = row.params
-    steps = [step for step in LOGIT_STEPS if step.wanted(params)]
+    best = _best(raw)
     logits = raw
-    if steps:
+    steps = [step for step in LOGIT_STEPS if step.wanted(params)]
+    if steps and best is not None:
         logits = raw.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             for step in steps:
                 step.apply(row, logits)
-    token_id = _greedy(logits) if params.greedy else _draw(logits, row)
-    if token_id is None:
+        best = _best(logits)
+    if best is None:
         return Sampled(-1, error=NO_TOKEN)
+    token_id = best if params.greedy else _draw(logits, row)
     logprobs = None if params.logprobs is None else token_logprobs(raw, token_id, params.logprobs)
     return Sampled(token_id, logprobs)
 
 
-def _greedy(logits: Float32) -> int | None:
-    best = int(logits.argmax())  # the first of equals; a NaN counts as largest
-    if np.isfinite(logits[best]):
-        return best
-    finite = np.flatnonzero(np.isfinite(logits))
-    return int(finite[logits[finite].argmax()]) if len(finite) and not np.isnan(logits).any() else None
+def _best(logits: Float32) -> int | None:
+    """The largest logit's id, the lowest on a tie; None where a NaN or +inf stands, or nothing but -inf."""
+    best = int(logits.argmax())  # a NaN counts as largest
+    return best if np.isfinite(logits[best]) else None
 
 
-def _draw(logits: Float32, row: SamplingRow) -> int | None:
-    if np.isnan(logits).any():
-        return None
+def _draw(logits: Float32, row: SamplingRow) -> int:
+    """A token at a temperature above 0. The largest logit is finite, so that at least its token is a candidate."""
     candidates = filters.scale(row.params, logits)
-    if not len(candidates.ids):
-        return None
     for keep_some in filters.ORDER:
         keep_some(row.params, candidates)
     return gumbel.sample(candidates, row.params.seed or 0, row.position)

@@ -31,24 +31,24 @@ class Batch:
 
 def build_batch(plan: SchedulerOutput, slots: SlotTable) -> Batch:
     """The batch of a plan; the slots are up to it already."""
-    token_ids: list[int] = []
-    positions = []
-    computed: list[int] = []
-    tables: list[Int64] = []
+    counts = list(plan.num_scheduled_tokens.values())
+    slots_of_rows = [slots[request_id] for request_id in plan.num_scheduled_tokens]
+    computed = [slot.num_computed_tokens for slot in slots_of_rows]
+    num_tokens = sum(counts)
+    token_ids = np.empty(num_tokens, dtype=np.int64)
+    positions = np.arange(num_tokens, dtype=np.int64)
     last_row: dict[str, int] = {}
-    for request_id, count in plan.num_scheduled_tokens.items():
-        slot = slots[request_id]
-        start = slot.num_computed_tokens
-        token_ids.extend(slot.tokens[start : start + count])
-        positions.append(np.arange(start, start + count, dtype=np.int64))
-        computed.append(start)
-        tables.append(slot.blocks.ids)
-        last_row[request_id] = len(token_ids) - 1
+    row = 0
+    for request_id, slot, start, count in zip(plan.num_scheduled_tokens, slots_of_rows, computed, counts, strict=True):
+        token_ids[row : row + count] = slot.tokens[start : start + count]
+        positions[row : row + count] += start - row
+        row += count
+        last_row[request_id] = row - 1
     return Batch(
-        token_ids=np.array(token_ids, dtype=np.int64),
-        positions=np.concatenate(positions) if positions else np.empty(0, dtype=np.int64),
-        num_query_tokens=list(plan.num_scheduled_tokens.values()),
+        token_ids=token_ids,
+        positions=positions,
+        num_query_tokens=counts,
         num_computed_tokens=computed,
-        block_tables=tables,
+        block_tables=[slot.blocks.ids for slot in slots_of_rows],
         sample_rows=np.array([last_row[request_id] for request_id in plan.sampling_request_ids], dtype=np.int64),
     )

@@ -29,7 +29,6 @@ class Runner:
         self._block_size = block_size
         self._num_token_ids = num_token_ids
         self._device = device
-        self.num_slots = kv_caches[0].shape[0] - 1
         self._slots = SlotTable()
         self._plan: SchedulerOutput | None = None
         self._logits: torch.Tensor | None = None
@@ -39,7 +38,7 @@ class Runner:
         """The forward pass of `plan`; the logits of its sampled rows are kept for `sample`."""
         self._slots.apply(plan)
         batch = build_batch(plan, self._slots)
-        self._logits = self._forward(batch) if len(batch.token_ids) else None
+        self._logits = self._forward(batch, self._kv_caches) if len(batch.token_ids) else None
         for request_id, count in plan.num_scheduled_tokens.items():
             self._slots[request_id].num_computed_tokens += count
         self._plan = plan
@@ -68,32 +67,33 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, num_tokens: int) -> None:
-        """A forward pass over one sequence of `num_tokens` tokens in the first blocks, which nobody holds yet."""
+        """A forward pass over one sequence of `num_tokens` tokens, in caches of its own: harmless at any time."""
         blocks = np.arange(-(-num_tokens // self._block_size), dtype=np.int64)
-        self._forward(
-            Batch(
-                token_ids=np.zeros(num_tokens, dtype=np.int64),
-                positions=np.arange(num_tokens, dtype=np.int64),
-                num_query_tokens=[num_tokens],
-                num_computed_tokens=[0],
-                block_tables=[blocks],
-                sample_rows=np.array([num_tokens - 1]),
-            )
+        num_slots = len(blocks) * self._block_size
+        caches = [cache.new_zeros(num_slots + 1, cache.shape[1]) for cache in self._kv_caches]
+        batch = Batch(
+            token_ids=np.zeros(num_tokens, dtype=np.int64),
+            positions=np.arange(num_tokens, dtype=np.int64),
+            num_query_tokens=[num_tokens],
+            num_computed_tokens=[0],
+            block_tables=[blocks],
+            sample_rows=np.array([num_tokens - 1]),
         )
+        self._forward(batch, caches)
 
-    def _forward(self, batch: Batch) -> torch.Tensor | None:
+    def _forward(self, batch: Batch, kv_caches: list[torch.Tensor]) -> torch.Tensor | None:
         """Float32 logits [num_sampled, vocab_size] of the batch's sampled rows; None when none is sampled."""
         metadata = build_attention_metadata(
             batch.num_query_tokens,
             batch.num_computed_tokens,
             batch.block_tables,
             self._block_size,
-            self.num_slots,
+            kv_caches[0].shape[0] - 1,
             self._device,
         )
         token_ids = torch.from_numpy(batch.token_ids).to(self._device)
         positions = torch.from_numpy(batch.positions).to(self._device)
-        hidden = self._model.forward(token_ids, positions, self._kv_caches, metadata)
+        hidden = self._model.forward(token_ids, positions, kv_caches, metadata)
         if not len(batch.sample_rows):
             return None
         rows = torch.from_numpy(batch.sample_rows).to(self._device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,29 +15,44 @@ from evensong.worker.block_table import BlockTable
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass
 class Slot:
     """One request: its tokens so far, how many of them are computed, and where their keys and values lie."""
 
-    prompt_token_ids: list[int]
-    output_token_ids: list[int]
-    params: SamplingParams
-    eos_token_ids: list[int]
-    blocks: BlockTable
-    num_computed_tokens: int
-    tokens: list[int] = field(default_factory=list)
+    def __init__(
+        self,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        num_computed_tokens: int,
+    ) -> None:
+        self.params = params
+        self.eos_token_ids = list(eos_token_ids)
+        self.blocks = BlockTable(block_ids)
+        self.num_computed_tokens = num_computed_tokens
+        self._num_prompt_tokens = len(prompt_token_ids)
+        self._num_tokens = len(prompt_token_ids) + len(output_token_ids)
+        self._tokens = np.empty(max(64, 2 * self._num_tokens), dtype=np.int64)
+        self._tokens[: self._num_prompt_tokens] = prompt_token_ids
+        self._tokens[self._num_prompt_tokens : self._num_tokens] = output_token_ids
 
-    def __post_init__(self) -> None:
-        self.tokens = self.prompt_token_ids + self.output_token_ids
+    @property
+    def tokens(self) -> Int64:
+        """Prompt and output so far: a view."""
+        return self._tokens[: self._num_tokens]
 
     def append(self, token_id: int) -> None:
         """The token that was just sampled."""
-        self.output_token_ids.append(token_id)
-        self.tokens.append(token_id)
+        if self._num_tokens == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
+        self._tokens[self._num_tokens] = token_id
+        self._num_tokens += 1
 
     def sampling_row(self) -> SamplingRow:
         """What the sampler needs to know of this request."""
-        return SamplingRow(self.params, self.prompt_token_ids, self.output_token_ids, self.eos_token_ids)
+        prompt, output = self.tokens[: self._num_prompt_tokens], self.tokens[self._num_prompt_tokens :]
+        return SamplingRow(self.params, prompt, output, self.eos_token_ids)
 
 
 class SlotTable:
@@ -70,10 +85,10 @@ class SlotTable:
 
 def _slot_of(new: NewRequestData) -> Slot:
     return Slot(
-        prompt_token_ids=list(new.prompt_token_ids),
-        output_token_ids=list(new.output_token_ids),
+        prompt_token_ids=new.prompt_token_ids,
+        output_token_ids=new.output_token_ids,
         params=new.params,
-        eos_token_ids=list(new.eos_token_ids),
-        blocks=BlockTable(new.block_ids),
+        eos_token_ids=new.eos_token_ids,
+        block_ids=new.block_ids,
         num_computed_tokens=new.num_computed_tokens,
     )

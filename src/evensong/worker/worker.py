@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -36,7 +37,7 @@ class Worker:
         self._device = pick_device(config.model.device)
         if self._device.type == "cpu":
             # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
-            torch.set_num_threads(usable_cpus())
+            torch.set_num_threads(intra_op_threads())
         source = resolve_model(config.model.model, progress=False)
         self._description = load_model_description(source)
         self._mode = numeric_mode(run_dtype(config.model.dtype, self._description.torch_dtype), self._device)
@@ -44,6 +45,7 @@ class Worker:
         self._model = load_model(self._description, open_weights(source), self._mode, self._device, report)
         self._num_token_ids = min(load_tokenizer(source).vocab_size, self._description.vocab_size)
         self._digest = source_digest(source)
+        self._max_model_len = self._description.max_position_embeddings
         self._runner: Runner | None = None
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
@@ -65,6 +67,7 @@ class Worker:
     def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
         """Allocates the KV cache and runs the first pass, which is slower than those that follow."""
         self._model.set_max_model_len(max_model_len)
+        self._max_model_len = max_model_len
         caches = allocate_kv_caches(self._model.kv_specs(), kv_cache, self._mode.kv, self._device)
         self._runner = Runner(self._model, caches, kv_cache.block_size, self._num_token_ids, self._device)
         self._runner.warm_up(1)
@@ -72,7 +75,7 @@ class Worker:
     def measure_token_rate(self) -> float:
         """Tokens per second of a forward pass over one sequence, best of two."""
         runner = self._require_runner()
-        tokens = min(PROBE_TOKENS, runner.num_slots)
+        tokens = min(PROBE_TOKENS, self._max_model_len)
         best = float("inf")
         for _ in range(2):
             start = time.perf_counter()
@@ -88,6 +91,7 @@ class Worker:
             "kv_dtype": str(self._mode.kv).removeprefix("torch."),
             "rope_theta": repr(self._description.rope_theta),
             "tensor_parallel_size": "1",
+            "threads": str(torch.get_num_threads()) if self._device.type == "cpu" else "1",
             **describe_kernels(self._device),
         }
 
@@ -107,6 +111,12 @@ class Worker:
     def _require_runner(self) -> Runner:
         assert self._runner is not None, "initialize_from_config comes first"
         return self._runner
+
+
+def intra_op_threads() -> int:
+    """Threads that share one op on CPU: every processor that may be used, or fewer where OMP_NUM_THREADS says so."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(usable_cpus(), int(asked)) if asked.isdigit() and int(asked) else usable_cpus()
 
 
 def pick_device(asked: str) -> torch.device:
