@@ -59,15 +59,21 @@ class KVCacheManager:
         usable = min(len(hashes), max(num_tokens - 1, 0) // self.block_size)
         return num_hit < usable and hashes[num_hit] in self._writers
 
-    def start(self, request_id: str, hit: list[int], hashes: Sequence[bytes], num_tokens: int) -> bool:
-        """Opens a table: shares the blocks of a hit and allocates the rest for `num_tokens`; False when it cannot."""
+    def start(
+        self, request_id: str, hit: list[int], hashes: Sequence[bytes], num_tokens: int, *, room_for: int = 0
+    ) -> bool:
+        """Opens a table: shares the blocks of a hit and allocates the rest for `num_tokens`.
+
+        False, with nothing changed, where the free blocks would not do for that, or for `room_for` tokens.
+        """
         assert request_id not in self.tables
+        num_revived = sum(1 for block in hit if self.pool.ref_counts[block] == 0)
+        if self.blocks_for(max(num_tokens, room_for)) - len(hit) + num_revived > self.pool.num_free:
+            return False
         # Shared first: a hit block that is free must not be taken for the new part.
         self.pool.share(hit)
         fresh = self.pool.allocate(self.blocks_for(num_tokens) - len(hit))
-        if fresh is None:
-            self.pool.release(hit)
-            return False
+        assert fresh is not None
         self.tables[request_id] = hit + fresh
         self._num_published[request_id] = len(hit)
         self._claims[request_id] = deque()

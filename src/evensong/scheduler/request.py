@@ -21,6 +21,7 @@ class Request:
     __slots__ = (
         "block_hashes",
         "first_cached_tokens",
+        "first_step_id",
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_sent_tokens",
@@ -43,6 +44,8 @@ class Request:
         self.stop_ids = frozenset(source.params.stop_token_ids or ())
         # Prefix-cache hit of the first admission; None until then. Preemption does not change what is reported.
         self.first_cached_tokens: int | None = None
+        # The step in which it got the slot that it holds; results of earlier steps are not for it.
+        self.first_step_id = 0
         self.steps_waited = 0
 
     @property

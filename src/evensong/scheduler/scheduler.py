@@ -100,17 +100,18 @@ class Scheduler:
     def update_from_output(self, plan: SchedulerOutput, output: ModelOutput) -> Outputs:
         """Applies what the step computed: publishes blocks, appends tokens, ends requests. Outputs by client index.
 
-        A request that was aborted while the model ran is ignored.
+        A request that was aborted or lost its slot after `plan` was made is ignored: its blocks are no longer its own.
         """
-        for request_id in plan.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is not None and request.status is RequestStatus.RUNNING:
-                self.kv_cache.publish(request_id, request.block_hashes, request.num_computed_tokens)
+        for new in plan.new_requests:
+            self._publish(plan, new.request_id, new.num_computed_tokens)
+        cached = plan.cached_requests
+        for request_id, num_computed in zip(cached.request_ids, cached.num_computed_tokens, strict=True):
+            self._publish(plan, request_id, num_computed)
         outputs: Outputs = {}
         for request_id, token_ids, logprobs in zip(
             output.request_ids, output.sampled_token_ids, output.logprobs, strict=True
         ):
-            request = self.requests.get(request_id)
+            request = self._still_runs(plan, request_id)
             if request is None:
                 continue
             if request_id in output.errors:
@@ -164,19 +165,27 @@ class Scheduler:
         most = limits.max_model_len
         if source.params.max_tokens is not None:
             most = min(most, request.num_prompt_tokens + source.params.max_tokens)
-        pool_tokens = self.kv_cache.pool.num_blocks * self.kv_cache.block_size
+            if request.num_output_tokens >= source.params.max_tokens:
+                raise RequestError(
+                    f"the request comes with {request.num_output_tokens} tokens of output, and max_tokens is "
+                    f"{source.params.max_tokens}: there is nothing left to do",
+                    param="max_tokens",
+                )
         # The last token of an output is never computed, so it needs no place.
-        if most - 1 > pool_tokens:
+        most -= 1
+        pool_tokens = self.kv_cache.pool.num_blocks * self.kv_cache.block_size
+        if most > pool_tokens:
             raise RequestError(
-                f"the prompt ({request.num_prompt_tokens} tokens) with its output needs room for {most - 1} tokens; "
+                f"the prompt ({request.num_prompt_tokens} tokens) with its output needs room for {most} tokens; "
                 f"the whole KV cache holds {pool_tokens}",
-                param="max_tokens",
+                param="prompt" if request.num_prompt_tokens > pool_tokens else "max_tokens",
             )
-        if not limits.enable_chunked_prefill and request.num_tokens > limits.max_num_batched_tokens:
+        # After a preemption the output so far is computed again with the prompt, in one piece here.
+        if not limits.enable_chunked_prefill and most > limits.max_num_batched_tokens:
             raise RequestError(
-                f"the prompt has {request.num_tokens} tokens; without chunked prefill a step holds at most "
-                f"{limits.max_num_batched_tokens}",
-                param="prompt",
+                f"the prompt ({request.num_prompt_tokens} tokens) with its output may need {most} tokens in one step; "
+                f"without chunked prefill a step holds at most {limits.max_num_batched_tokens}",
+                param="prompt" if request.num_prompt_tokens > limits.max_num_batched_tokens else "max_tokens",
             )
         if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs:
             raise RequestError(
@@ -194,7 +203,10 @@ class Scheduler:
         for request in order:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one that came before it in this step
-            count = plan.budget.share(request.num_tokens - request.num_computed_tokens)
+            wanted = request.num_tokens - request.num_computed_tokens
+            if wanted == 0:
+                continue  # its next token is not known yet
+            count = plan.budget.share(wanted)
             if count == 0:
                 self._first_to_serve = self.running.index(request)
                 break
@@ -227,8 +239,14 @@ class Scheduler:
         self._stats.num_preemptions += 1
 
     def _serve_waiting(self, plan: _Plan) -> None:
+        """Slots for waiting requests, in order; the first for which there is no room stops those behind it.
+
+        A request starts only where all tokens that it has would fit now, though it gets blocks for this step's alone:
+        one that was preempted would otherwise take the blocks that it just gave up, and lose them again.
+        """
+        num_behind_writers = 0
         for request in list(self.waiting) if len(self.running) < self.limits.max_num_seqs else ():
-            if len(self.running) >= self.limits.max_num_seqs or plan.budget.left == 0:
+            if len(self.running) + num_behind_writers >= self.limits.max_num_seqs or plan.budget.left == 0:
                 break
             hashes = request.block_hashes
             hit = self.kv_cache.lookup(hashes, request.num_tokens)
@@ -236,10 +254,13 @@ class Scheduler:
                 hashes, len(hit), request.num_tokens
             ):
                 request.steps_waited += 1
+                num_behind_writers += 1
                 continue
             num_cached = len(hit) * self.kv_cache.block_size
             count = plan.budget.share(request.num_tokens - num_cached)
-            if count == 0 or not self.kv_cache.start(request.request_id, hit, hashes, num_cached + count):
+            if count == 0 or not self.kv_cache.start(
+                request.request_id, hit, hashes, num_cached + count, room_for=request.num_tokens
+            ):
                 break
             self._admit(request, num_cached, count, plan)
 
@@ -248,6 +269,7 @@ class Scheduler:
         self.running.append(request)
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_cached
+        request.first_step_id = self._step_id + 1
         if request.first_cached_tokens is None:
             request.first_cached_tokens = num_cached
             self._stats.prefix_cache_queries += request.num_tokens
@@ -280,8 +302,22 @@ class Scheduler:
             if request.num_computed_tokens == request.num_tokens:
                 sampling.append(request_id)
         released, self._released = self._released, []
-        self._step_id += 1
+        self._step_id += 1  # the id that _admit gave to requests that start in this plan
         return SchedulerOutput(self._step_id, plan.new, cached, plan.scheduled, sampling, released)
+
+    def _still_runs(self, plan: SchedulerOutput, request_id: str) -> Request | None:
+        """The request if it has held its slot ever since `plan` was made."""
+        request = self.requests.get(request_id)
+        if request is None or request.status is not RequestStatus.RUNNING or request.first_step_id > plan.step_id:
+            return None
+        return request
+
+    def _publish(self, plan: SchedulerOutput, request_id: str, num_computed: int) -> None:
+        """After `plan` ran: shows what it computed for a request beyond the first `num_computed` tokens."""
+        request = self._still_runs(plan, request_id)
+        if request is not None:
+            done = num_computed + plan.num_scheduled_tokens[request_id]
+            self.kv_cache.publish(request_id, request.block_hashes, done)
 
     def _claim_new_blocks(self, request: Request) -> None:
         """After new tokens: their full blocks get hashes, and this request is named as their writer."""
