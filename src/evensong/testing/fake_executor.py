@@ -1,6 +1,8 @@
 """FakeExecutor: an executor without a model. The next token is a pure function of all tokens before it.
 
-It holds the core to the protocol: slots, block tables and computed counts must agree with the plans, or it fails.
+It holds the core to the protocol: slots, block tables and computed counts must agree with the plans, or it fails. It
+keeps a KV cache of its own, in which a token's entry is a digest of all tokens up to it: a block that was freed too
+early, shared wrongly or never written is found when a request reads it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,13 @@ class _Slot:
     block_ids: list[int]
     num_computed: int
     params: SamplingParams
+    digests: list[int]
+
+    def grow_digests(self) -> None:
+        """`digests[i]` comes to stand for tokens 0..i, for every token."""
+        for token_id in self.token_ids[len(self.digests) :]:
+            last = self.digests[-1] if self.digests else 0
+            self.digests.append(zlib.crc32(token_id.to_bytes(4, "little"), last))
 
 
 class FakeExecutor(Executor):
@@ -54,6 +63,7 @@ class FakeExecutor(Executor):
         self.num_computed_tokens = 0
         self.kv_cache: KVCacheConfig | None = None
         self._slots: dict[str, _Slot] = {}
+        self._memory: list[int | None] = []
         self._plan: SchedulerOutput | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._callbacks: list[FailureCallback] = []
@@ -69,6 +79,7 @@ class FakeExecutor(Executor):
 
     def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
         self.kv_cache = kv_cache
+        self._memory = [None] * (kv_cache.num_blocks * kv_cache.block_size)
 
     def measure_token_rate(self) -> float:
         return 4000.0
@@ -114,7 +125,7 @@ class FakeExecutor(Executor):
         for new in plan.new_requests:
             assert new.request_id not in self._slots, f"{new.request_id} holds a slot already"
             tokens = new.prompt_token_ids + new.output_token_ids
-            self._slots[new.request_id] = _Slot(tokens, list(new.block_ids), new.num_computed_tokens, new.params)
+            self._slots[new.request_id] = _Slot(tokens, list(new.block_ids), new.num_computed_tokens, new.params, [])
         cached = plan.cached_requests
         for request_id, blocks, computed in zip(
             cached.request_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -129,14 +140,30 @@ class FakeExecutor(Executor):
         for request_id, count in plan.num_scheduled_tokens.items():
             slot = self._slots[request_id]
             assert count > 0, f"{request_id} is scheduled for no token"
-            slot.num_computed += count
-            self.num_computed_tokens += count
-            assert slot.num_computed <= len(slot.token_ids), f"{request_id} computes tokens that do not exist"
-            assert len(slot.block_ids) * self.kv_cache.block_size >= slot.num_computed, f"{request_id} lacks blocks"
+            start, end = slot.num_computed, slot.num_computed + count
+            assert end <= len(slot.token_ids), f"{request_id} computes tokens that do not exist"
+            assert len(slot.block_ids) * self.kv_cache.block_size >= end, f"{request_id} lacks blocks"
             assert all(0 <= block < self.kv_cache.num_blocks for block in slot.block_ids)
+            assert len(set(slot.block_ids)) == len(slot.block_ids), f"{request_id} holds a block twice"
+            slot.grow_digests()
+            for place, digest in zip(self._places(slot, start, end), slot.digests[start:end], strict=True):
+                self._memory[place] = digest
+            slot.num_computed = end
+            self.num_computed_tokens += count
             samples = slot.num_computed == len(slot.token_ids)
             assert samples == (request_id in plan.sampling_request_ids), f"{request_id}: sampling disagrees"
+        # Attention reads after every row of the step has written.
+        for request_id in plan.num_scheduled_tokens:
+            slot = self._slots[request_id]
+            read = [self._memory[place] for place in self._places(slot, 0, slot.num_computed)]
+            assert read == slot.digests[: slot.num_computed], f"{request_id} reads keys that are not its own"
         self._plan = plan
+
+    def _places(self, slot: _Slot, start: int, end: int) -> list[int]:
+        """Where the tokens of positions start..end-1 lie in the cache."""
+        assert self.kv_cache is not None
+        size = self.kv_cache.block_size
+        return [slot.block_ids[position // size] * size + position % size for position in range(start, end)]
 
     def _sample(self) -> ModelOutput:
         assert self._plan is not None, "sample_tokens without execute_model"
