@@ -6,16 +6,7 @@ Public names load on first use, so that `import evensong` stays fast.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from evensong.config.resolve import EngineArgs
-    from evensong.engine.async_llm import AsyncLLM
-    from evensong.engine.llm_engine import LLMEngine
-    from evensong.entrypoints.llm import LLM
-    from evensong.protocol.errors import EngineDeadError, RequestError
-    from evensong.protocol.request_output import CompletionOutput, RequestOutput
-    from evensong.protocol.sampling_params import SamplingParams
+from typing import Any
 
 _HOMES = {
     "LLM": "evensong.entrypoints.llm",
@@ -28,17 +19,6 @@ _HOMES = {
     "EngineDeadError": "evensong.protocol.errors",
     "RequestError": "evensong.protocol.errors",
 }
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "CompletionOutput",
-    "EngineArgs",
-    "EngineDeadError",
-    "LLMEngine",
-    "RequestError",
-    "RequestOutput",
-    "SamplingParams",
-]
 __version__ = "0.1.0"
 
 
@@ -46,3 +26,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'evensong' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -1,0 +1,167 @@
+"""The scheduler and its KV cache said naively, with lists and searches: what a plan must be, and which blocks it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from evensong.protocol.request import EngineCoreRequest
+from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.scheduler import MAX_STEPS_BEHIND_A_WRITER
+from evensong.testing.fake_executor import scripted_token
+
+Prefix = tuple[str | None, tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class Job:
+    source: EngineCoreRequest
+    tokens: list[int]
+    computed: int = 0
+    published: int = 0
+    patience: int = 0
+    table: list[int] = field(default_factory=list)
+
+    def ends(self, max_model_len: int) -> bool:
+        params, made = self.source.params, len(self.tokens) - len(self.source.prompt_token_ids)
+        stops = set(params.stop_token_ids or []) | (set() if params.ignore_eos else set(self.source.eos_token_ids))
+        stopped = made >= params.min_tokens and self.tokens[-1] in stops
+        return stopped or made == params.max_tokens or len(self.tokens) >= max_model_len
+
+
+class NaiveScheduler:
+    def __init__(self, limits: SchedulerLimits, num_blocks: int, block_size: int, caching: bool) -> None:
+        self.limits, self.size, self.caching = limits, block_size, caching
+        self.free, self.refs = list(range(num_blocks)), [0] * num_blocks
+        self.content: dict[int, Prefix] = {}
+        self.waiting: list[Job] = []
+        self.num_back = 0  # waiting[:num_back] came back; they go ahead of new ones
+        self.running: list[Job] = []
+        self.turn = 0
+
+    def add(self, source: EngineCoreRequest) -> None:
+        job = Job(source, source.prompt_token_ids + source.output_token_ids)
+        back = source.attempt > 0 or bool(source.output_token_ids)
+        self.waiting.insert(self.num_back if back else len(self.waiting), job)
+        self.num_back += back
+
+    def remove(self, request_id: str) -> None:
+        for job in [j for j in self.running + self.waiting if j.source.request_id == request_id]:
+            self._unqueue(job) if job in self.waiting else self._stop(job)
+
+    def plan(self) -> dict[str, int]:
+        plan: dict[str, int] = {}
+        left, preempted = self.limits.max_num_batched_tokens, False
+        order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
+        for job in order:
+            if job not in self.running:
+                continue
+            count = self._share(len(job.tokens) - job.computed, left)
+            if count == 0:
+                self.turn = self.running.index(job)
+                break
+            while job in self.running and not self._grow(job, job.computed + count):
+                preempted, victim = True, self.running[-1]
+                left += plan.pop(victim.source.request_id, 0)
+                self._stop(victim)
+                victim.computed = victim.patience = 0
+                self.waiting.insert(0, victim)
+                self.num_back += 1
+            if job in self.running:
+                plan[job.source.request_id] = count
+                left -= count
+        for job in [] if preempted else list(self.waiting):
+            if len(self.running) == self.limits.max_num_seqs or left == 0:
+                break
+            hit = self._hit(job)
+            if job.patience < MAX_STEPS_BEHIND_A_WRITER and self._being_written(job, len(hit)):
+                job.patience += 1
+                continue
+            count = self._share(len(job.tokens) - len(hit) * self.size, left)
+            if count == 0 or not self._start(job, hit, count):
+                break
+            plan[job.source.request_id] = count
+            left -= count
+        return plan
+
+    def update(self, plan: dict[str, int]) -> dict[str, int]:
+        """Applies a step; the new token of each request that got one."""
+        jobs = {j.source.request_id: j for j in self.running if j.source.request_id in plan}
+        for request_id, job in jobs.items():
+            job.computed += plan[request_id]
+        for job in (jobs[request_id] for request_id in plan if request_id in jobs):
+            while self.caching and (job.published + 1) * self.size <= job.computed:
+                prefix = self._prefix(job, job.published + 1)
+                if job.table[job.published] not in self.content and prefix not in self.content.values():
+                    self.content[job.table[job.published]] = prefix
+                job.published += 1
+        sampled: dict[str, int] = {}
+        for request_id in plan:
+            job = jobs.get(request_id)
+            if job is not None and job.computed == len(job.tokens):
+                sampled[request_id] = scripted_token(job.tokens)
+                job.tokens.append(sampled[request_id])
+                if job.ends(self.limits.max_model_len):
+                    self._stop(job)
+        return sampled
+
+    def _share(self, wanted: int, left: int) -> int:
+        if not self.limits.enable_chunked_prefill:
+            return wanted if wanted <= left else 0
+        return min(wanted, left, self.limits.long_prefill_token_threshold or wanted)
+
+    def _prefix(self, job: Job, num_blocks: int) -> Prefix:
+        return job.source.cache_salt, tuple(job.tokens[: num_blocks * self.size])
+
+    def _hit(self, job: Job) -> list[int]:
+        found: list[int] = []
+        for count in range(1, (len(job.tokens) - 1) // self.size + 1):
+            same = [block for block, prefix in self.content.items() if prefix == self._prefix(job, count)]
+            if not same:
+                break
+            found += same
+        return found
+
+    def _being_written(self, job: Job, num_hit: int) -> bool:
+        wanted = self._prefix(job, num_hit + 1)
+        return self.caching and (num_hit + 1) * self.size < len(job.tokens) and any(
+            other.published <= num_hit and self._prefix(other, num_hit + 1) == wanted for other in self.running
+        )
+
+    def _start(self, job: Job, hit: list[int], count: int) -> bool:
+        taken = [block for block in hit if self.refs[block] == 0]
+        need = -(-(len(hit) * self.size + count) // self.size) - len(hit)
+        for block in taken:
+            self.free.remove(block)
+        if need > len(self.free):
+            self.free += reversed(taken)
+            return False
+        for block in hit:
+            self.refs[block] += 1
+        job.table, job.published, job.computed = list(hit), len(hit), len(hit) * self.size
+        self._unqueue(job)
+        self.running.append(job)
+        return self._grow(job, job.computed + count)
+
+    def _grow(self, job: Job, num_tokens: int) -> bool:
+        need = -(-num_tokens // self.size) - len(job.table)
+        if need > len(self.free):
+            return False
+        for _ in range(need):
+            block = self.free.pop(0)
+            self.content.pop(block, None)
+            self.refs[block] = 1
+            job.table.append(block)
+        return True
+
+    def _unqueue(self, job: Job) -> None:
+        self.num_back -= self.waiting.index(job) < self.num_back
+        self.waiting.remove(job)
+
+    def _stop(self, job: Job) -> None:
+        self.turn -= self.running.index(job) < self.turn
+        self.running.remove(job)
+        for block in reversed(job.table):
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                self.free.append(block)
+        job.table, job.published = [], 0

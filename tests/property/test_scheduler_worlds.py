@@ -1,0 +1,127 @@
+"""Random worlds: the scheduler does what the naive one does, and every request gets what it gets alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evensong.protocol.output import FinishReason
+from evensong.protocol.request import EngineCoreRequest
+from evensong.protocol.sampling_params import SamplingParams
+from evensong.scheduler.budget import SchedulerLimits
+from evensong.testing.fake_executor import VOCAB_SIZE, scripted_token
+from tests.property.world import World, solo
+
+Operation = tuple[str, Any]
+ADD = st.fixed_dictionaries(
+    {
+        "family": st.integers(0, 2),
+        "length": st.integers(1, 40),
+        "own": st.integers(0, 3),
+        "max_tokens": st.integers(1, 20),
+        "min_tokens": st.integers(0, 4),
+        "stops": st.booleans(),
+        "salt": st.sampled_from([None, None, None, "a"]),
+        "resumed": st.sampled_from([0, 0, 0, 1, 6]),
+        "client": st.integers(0, 1),
+    }
+)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), ADD),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.just("abort while it runs"), st.integers(0, 30)),
+        st.tuples(st.just("reset"), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> SchedulerLimits:
+    max_model_len = draw(st.integers(2, 64))
+    chunked = draw(st.sampled_from([True, True, True, False]))
+    budget = draw(st.integers(1, 24)) if chunked else max_model_len
+    return SchedulerLimits(
+        max_num_seqs=draw(st.integers(1, 8)),
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 5])),
+        max_num_queued_reqs=draw(st.integers(1, 12)),
+    )
+
+
+def make(index: int, kind: dict[str, Any], max_model_len: int) -> EngineCoreRequest:
+    prompt = [kind["family"]] * kind["length"] + [500 + kind["own"]] * kind["own"]
+    params = SamplingParams(
+        seed=1,
+        max_tokens=kind["max_tokens"],
+        min_tokens=min(kind["min_tokens"], kind["max_tokens"]),
+        # Half of all ids: a stop comes soon.
+        stop_token_ids=list(range(10, VOCAB_SIZE, 2)) if kind["stops"] else None,
+    )
+    request = EngineCoreRequest(f"r{index}", prompt, params, client_index=kind["client"], cache_salt=kind["salt"])
+    if kind["resumed"] and len(prompt) < max_model_len:
+        made = solo(request, max_model_len)
+        request.output_token_ids = made[: min(kind["resumed"], len(made) - 1)]
+        request.attempt = 1
+    return request
+
+
+def play(world: World, operations: list[Operation]) -> None:
+    for index, (name, argument) in enumerate(operations):
+        if name == "add":
+            world.add(make(index, argument, world.limits.max_model_len))
+        elif name == "step":
+            for _ in range(argument):
+                world.step()
+        elif name == "reset":
+            held = world.scheduler.kv_cache.pool.num_owned
+            assert world.scheduler.reset_prefix_cache() is (held == 0)
+            if not held:
+                world.naive.content.clear()
+        else:
+            living = sorted(world.scheduler.requests)
+            if living:
+                victim = living[argument % len(living)]
+                world.abort(victim) if name == "abort" else world.step(abort_meanwhile=victim)
+                assert world.finished[victim] is FinishReason.ABORT
+    world.finish()
+
+
+@settings(max_examples=250, deadline=None)
+@given(limits(), st.integers(2, 24), st.sampled_from([1, 2, 4]), st.sampled_from([True, True, False]), OPERATIONS)
+def test_any_world_agrees_with_the_naive_model_and_with_solo_runs(
+    limits: SchedulerLimits, num_blocks: int, block_size: int, caching: bool, operations: list[Operation]
+) -> None:
+    world = World(limits, num_blocks, block_size, caching=caching)
+    try:
+        play(world, operations)
+    finally:
+        world.close()
+
+
+def test_the_worlds_reach_what_they_are_for() -> None:
+    """A fixed world in which preemption, prefix hits, a stop and a budget below the running requests all happen."""
+    limits = SchedulerLimits(max_num_seqs=6, max_num_batched_tokens=4, max_model_len=40)
+    world = World(limits, num_blocks=12, block_size=4)
+    kind = {"own": 0, "max_tokens": 20, "min_tokens": 0, "salt": None, "resumed": 0, "client": 0}
+    for index, (family, length) in enumerate([(0, 12), (0, 13), (1, 3), (0, 12), (2, 9), (1, 5)]):
+        world.add(make(index, {**kind, "family": family, "length": length, "stops": index == 5}, 40))
+    fewest = 100
+    while world.scheduler.has_requests():
+        world.step()
+        fewest = min(fewest, 4 - len(world.scheduler.running))
+    stats = world.scheduler.make_stats()
+    world.finish()
+    world.close()
+    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0 and fewest < 0
+    assert world.finished["r5"] is FinishReason.STOP
+
+
+def test_the_scripted_model_depends_on_every_token() -> None:
+    assert len({scripted_token([1, 2, 3]), scripted_token([1, 2, 4]), scripted_token([0, 2, 3])}) == 3

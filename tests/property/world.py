@@ -1,0 +1,131 @@
+"""The real scheduler beside the naive one, on one stream of operations; every step is compared."""
+
+from __future__ import annotations
+
+from evensong.kvcache.manager import KVCacheManager
+from evensong.protocol.errors import RequestError
+from evensong.protocol.kv_spec import KVCacheConfig
+from evensong.protocol.output import EngineCoreOutput, FinishReason
+from evensong.protocol.request import EngineCoreRequest
+from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.scheduler import Scheduler
+from evensong.testing.fake_executor import scripted_token
+from tests.property.naive_scheduler import Job, NaiveScheduler
+from tests.property.paged_executor import PagedExecutor
+
+
+def solo(request: EngineCoreRequest, max_model_len: int) -> list[int]:
+    """The output tokens of a request that has the engine to itself, those that it came with included."""
+    job = Job(request, request.prompt_token_ids + request.output_token_ids)
+    while True:
+        job.tokens.append(scripted_token(job.tokens))
+        if job.ends(max_model_len):
+            return job.tokens[len(request.prompt_token_ids) :]
+
+
+class World:
+    """A scheduler with its executor, the naive model, and everything that was ever answered."""
+
+    def __init__(
+        self, limits: SchedulerLimits, num_blocks: int = 64, block_size: int = 4, *, caching: bool = True
+    ) -> None:
+        self.limits = limits
+        kv_cache = KVCacheManager(num_blocks, block_size, fingerprint="f", enable_prefix_caching=caching)
+        self.scheduler = Scheduler(limits, kv_cache, check=True)
+        self.naive = NaiveScheduler(limits, num_blocks, block_size, caching)
+        self.executor = PagedExecutor()
+        self.executor.initialize_from_config(KVCacheConfig(num_blocks, block_size), limits.max_model_len)
+        self.sources: dict[str, EngineCoreRequest] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.finished: dict[str, FinishReason] = {}
+        self.num_preemptions = 0
+        self.num_steps = 0
+
+    def add(self, source: EngineCoreRequest) -> bool:
+        """True when the request was admitted; a refusal must leave everything as it was."""
+        before = self._state()
+        try:
+            self.scheduler.add_request(source)
+        except RequestError:
+            assert self._state() == before
+            return False
+        self.naive.add(source)
+        self.sources[source.request_id] = source
+        self.tokens[source.request_id] = list(source.output_token_ids)
+        return True
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request between steps."""
+        self._record(self.scheduler.finish_requests([request_id], FinishReason.ABORT))
+        self.naive.remove(request_id)
+        self.compare()
+
+    def step(self, abort_meanwhile: str | None = None) -> None:
+        """One step; `abort_meanwhile` is aborted between the forward pass and the update."""
+        self.num_steps += 1
+        expected = self.naive.plan()
+        plan = self.scheduler.schedule()
+        assert list(plan.num_scheduled_tokens.items()) == list(expected.items())
+        assert plan.total_num_scheduled_tokens <= self.limits.max_num_batched_tokens
+        assert plan.num_scheduled_tokens or not self.scheduler.has_requests(), "a step that does nothing"
+        self.executor._execute(plan)
+        output = self.executor._sample()
+        if abort_meanwhile is not None:
+            self._record(self.scheduler.finish_requests([abort_meanwhile], FinishReason.ABORT))
+            self.naive.remove(abort_meanwhile)
+        before = {request_id: len(tokens) for request_id, tokens in self.tokens.items()}
+        self._record(self.scheduler.update_from_output(plan, output))
+        sampled = self.naive.update(expected)
+        for request_id, tokens in self.tokens.items():
+            assert tokens[before[request_id] :] == ([sampled[request_id]] if request_id in sampled else [])
+        self.compare()
+
+    def compare(self) -> None:
+        """Queues, tables, free list and visible blocks are the naive model's."""
+        scheduler, naive, pool = self.scheduler, self.naive, self.scheduler.kv_cache.pool
+        assert [r.request_id for r in scheduler.running] == [j.source.request_id for j in naive.running]
+        assert [r.request_id for r in scheduler.waiting] == [j.source.request_id for j in naive.waiting]
+        assert scheduler.kv_cache.tables == {j.source.request_id: j.table for j in naive.running}
+        assert pool.free_list() == naive.free
+        assert pool.ref_counts == naive.refs
+        assert {block for block, h in enumerate(pool.hashes) if h is not None} == set(naive.content)
+        scheduler.check_kv_cache()
+
+    def finish(self, max_steps: int = 5000) -> None:
+        """Steps until nothing is left; every request that was not aborted has its solo tokens."""
+        while self.scheduler.has_requests():
+            self.step()
+            assert self.num_steps < max_steps, "livelock"
+        for request_id, source in self.sources.items():
+            alone = solo(source, self.limits.max_model_len)
+            if self.finished[request_id] is FinishReason.ABORT:
+                assert self.tokens[request_id] == alone[: len(self.tokens[request_id])]
+            else:
+                assert self.tokens[request_id] == alone
+        assert self.scheduler.check_kv_cache()["owned"] == 0
+        self.num_preemptions += self.scheduler.make_stats().num_preemptions
+
+    def close(self) -> None:
+        """Ends the executor's thread."""
+        self.executor.shutdown()
+
+    def _record(self, outputs: dict[int, list[EngineCoreOutput]]) -> None:
+        for client_index, new in outputs.items():
+            for output in new:
+                source = self.sources[output.request_id]
+                assert (client_index, output.attempt) == (source.client_index, source.attempt)
+                assert output.request_id not in self.finished, "an output after the last one"
+                assert output.start == len(self.tokens[output.request_id])
+                self.tokens[output.request_id] += output.new_token_ids
+                if output.finish_reason is not None:
+                    self.finished[output.request_id] = output.finish_reason
+
+    def _state(self) -> object:
+        scheduler = self.scheduler
+        return (
+            sorted(scheduler.requests),
+            [r.request_id for r in scheduler.waiting],
+            [r.request_id for r in scheduler.running],
+            {k: list(v) for k, v in scheduler.kv_cache.tables.items()},
+            scheduler.kv_cache.pool.free_list(),
+        )

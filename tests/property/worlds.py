@@ -1,0 +1,127 @@
+"""Worlds for the determinism contract: the same requests in other batches, chunks, pools and caches."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from evensong.config.resolve import EngineArgs
+from evensong.engine.llm_engine import LLMEngine
+from evensong.protocol.request_output import RequestOutput
+from evensong.protocol.sampling_params import RequestOutputKind, SamplingParams
+
+SHARED = (
+    "You are a careful assistant. Answer in short sentences, name the sources that you know, and say so when you do "
+    "not know something. Never repeat the question. "
+)
+TOPICS = (
+    "the tides and the moon",
+    "how bread rises",
+    "why leaves turn red in autumn",
+    "the history of the printing press",
+    "日本の四季 🍁",
+    "def fibonacci(n):",
+    "what makes glass transparent",
+    "counting sheep: 1, 2, 3,",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request."""
+
+    prompt: str
+    params: SamplingParams
+
+
+@dataclass
+class World:
+    """Engine settings, and at which step which request arrives or is aborted."""
+
+    settings: dict[str, Any]
+    arrivals: list[int]
+    aborts: dict[int, int] = field(default_factory=dict)
+
+
+def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
+    """Greedy, sampled, penalised, biased and stopped requests; half of them share a beginning."""
+    rng = random.Random(seed)
+    styles: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 40, "min_p": 0.02},
+        {"temperature": 0.7, "presence_penalty": 0.6, "frequency_penalty": 0.4},
+        {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 8},
+        {"temperature": 0.9, "logit_bias": {260: 2.0, 281: -3.0}, "stop": ["\n\n"]},
+        {"temperature": 0.0, "logprobs": 5},
+    ]
+    cases = []
+    for index in range(count):
+        style = styles[index % len(styles)]
+        prompt = (SHARED if rng.random() < 0.5 else "") + f"Write about {rng.choice(TOPICS)}"
+        logprobs = style.get("logprobs", rng.choice([None, 0, 3]))
+        length = rng.randint(max_tokens // 2, max_tokens)
+        settings = {**style, "logprobs": logprobs, "max_tokens": length, "seed": rng.randrange(2**62)}
+        cases.append(Case(prompt, SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)))
+    return cases
+
+
+def answer_of(output: RequestOutput) -> tuple[Any, ...]:
+    """Everything of an output that the contract covers."""
+    choice = output.outputs[0]
+    positions = choice.logprobs and [sorted((i, p.logprob, p.rank) for i, p in at.items()) for at in choice.logprobs]
+    return choice.text, tuple(choice.token_ids), positions, choice.finish_reason, choice.stop_reason
+
+
+def run_world(world: World, cases: list[Case]) -> tuple[dict[int, tuple[Any, ...]], dict[str, int]]:
+    """Answers by case index (aborted ones left out), and the KV cache's block counts at the end."""
+    engine = LLMEngine.from_engine_args(EngineArgs("demo", log_level="warning", **world.settings), multiprocess=False)
+    answers: dict[int, tuple[Any, ...]] = {}
+    try:
+        waiting = sorted(range(len(cases)), key=lambda index: world.arrivals[index])
+        step = 0
+        while waiting or engine.has_unfinished_requests():
+            while waiting and (world.arrivals[waiting[0]] <= step or not engine.has_unfinished_requests()):
+                index = waiting.pop(0)
+                engine.add_request(str(index), cases[index].prompt, cases[index].params)
+            engine.abort_request([str(index) for index, when in world.aborts.items() if when == step])
+            for output in engine.step():
+                answers[int(output.request_id)] = answer_of(output)
+            step += 1
+        return answers, engine.call_verb("check_kv_cache")
+    finally:
+        engine.shutdown()
+
+
+def run_solo(cases: list[Case], **settings: Any) -> dict[int, tuple[Any, ...]]:
+    """Each case alone in an engine that remembers no prefix."""
+    settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 512, **settings}
+    answers: dict[int, tuple[Any, ...]] = {}
+    engine = LLMEngine.from_engine_args(EngineArgs("demo", log_level="warning", **settings), multiprocess=False)
+    try:
+        for index, case in enumerate(cases):
+            engine.add_request(str(index), case.prompt, case.params)
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    answers[index] = answer_of(output)
+        return answers
+    finally:
+        engine.shutdown()
+
+
+def random_world(rng: random.Random, cases: list[Case]) -> World:
+    """Other limits, another pool (sometimes too small for all), other arrivals, some aborts."""
+    block_size = rng.choice([4, 16, 32])
+    settings: dict[str, Any] = {
+        "block_size": block_size,
+        "max_num_seqs": rng.choice([2, 5, 16, 64]),
+        "max_num_batched_tokens": rng.choice([7, 16, 33, 128, 512]),
+        "enable_prefix_caching": rng.random() < 0.7,
+        "num_kv_blocks_override": rng.choice([256, 400, 4000]) // block_size + 1,
+        "long_prefill_token_threshold": rng.choice([0, 0, 5]),
+    }
+    arrivals = [rng.choice([0, 0, rng.randrange(40)]) for _ in cases]
+    aborted = rng.sample(range(len(cases)), k=rng.randrange(0, max(1, len(cases) // 4)))
+    return World(settings, arrivals, {index: arrivals[index] + rng.randrange(1, 20) for index in aborted})
