@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.elementwise import exp
 from evensong.sampling.ranking import best_indices
 from evensong.sampling.row import Float32
+
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def token_logprobs(logits: Float32, token_id: int, count: int) -> TokenLogprobs:
@@ -16,9 +20,10 @@ def token_logprobs(logits: Float32, token_id: int, count: int) -> TokenLogprobs:
     The sum over the vocabulary has one fixed order: a row of its own, in float64, never split over threads or rows.
     """
     best = logits.max()
-    total = float(np.sum(exp(logits - best), dtype=np.float64))
-    shift = float(best) + float(np.log(total))
+    with np.errstate(over="ignore"):
+        total = float(np.sum(exp(logits - best), dtype=np.float64))
+    shift = float(best) + math.log(total)
     ids = [token_id, *(int(i) for i in best_indices(logits, count) if logits[i] > -np.inf)]
-    values = [float(np.float32(float(logits[i]) - shift)) for i in ids]
+    values = [float(np.float32(max(float(logits[i]) - shift, _LOWEST))) for i in ids]
     rank = 1 + int(np.count_nonzero(logits > logits[token_id]))
     return TokenLogprobs(ids, values, rank)
