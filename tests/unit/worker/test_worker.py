@@ -1,0 +1,95 @@
+"""The worker's own duties: device, dtype, threads, limits, memory, fingerprint parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from evensong.config.sections import EngineConfig, ModelConfig
+from evensong.protocol.errors import ConfigError
+from evensong.protocol.kv_spec import KVCacheConfig
+from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
+from evensong.utils.machine import usable_cpus
+from evensong.worker.worker import Worker, intra_op_threads, pick_device, run_dtype
+from tests.unit.worker.worlds import make_worker
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+def test_what_it_learns_from_the_model(folder: Path) -> None:
+    worker = make_worker(folder)
+    limits = worker.get_model_limits()
+    assert (limits.max_position_embeddings, limits.vocab_size, limits.device) == (512, NUM_TOKENS, "cpu")
+    specs = worker.get_kv_cache_specs()
+    assert [spec.layer for spec in specs] == [0, 1]
+    assert specs[0].bytes_per_token == 2 * 2 * 16 * 4
+    assert worker.determine_available_memory() > 0
+    assert worker.get_rank() == 0
+
+
+@pytest.mark.parametrize("max_model_len", [1, 16, 63, 64, 300])
+def test_the_rate_is_measured_within_the_fitted_length(folder: Path, max_model_len: int) -> None:
+    assert make_worker(folder, max_model_len=max_model_len).measure_token_rate() > 0
+
+
+def test_a_pool_smaller_than_the_probe(folder: Path) -> None:
+    worker = Worker(EngineConfig(model=ModelConfig(model=str(folder), device="cpu")))
+    worker.initialize_from_config(KVCacheConfig(2, 1), 2)
+    assert worker.measure_token_rate() > 0
+
+
+def test_fingerprint_parts_are_plain_and_tell_models_apart(folder: Path, tmp_path: Path) -> None:
+    parts = make_worker(folder).describe()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(parts), type=dict[str, str]) == parts
+    assert make_worker(folder).describe() == parts
+    other = make_worker(write_tiny_llama(tmp_path, TinyLlama(seed=1))).describe()
+    assert {key for key in parts if parts[key] != other[key]} == {"weights"}
+    rounded = make_worker(folder, dtype="bfloat16").describe()
+    assert {key for key in parts if parts[key] != rounded[key]} == {"mode", "kv_dtype"}
+
+
+def test_progress_reaches_the_end(folder: Path) -> None:
+    seen: list[tuple[str, float]] = []
+    Worker(
+        EngineConfig(model=ModelConfig(model=str(folder), device="cpu")),
+        lambda phase, done: seen.append((phase, done)),
+    )
+    shares = [done for _, done in seen]
+    assert shares == sorted(shares) and shares[-1] == 1.0
+
+
+def test_steps_before_the_cache_are_a_bug(folder: Path) -> None:
+    worker = Worker(EngineConfig(model=ModelConfig(model=str(folder), device="cpu")))
+    with pytest.raises(AssertionError, match="initialize_from_config"):
+        worker.sample_tokens(None)
+
+
+def test_run_dtypes() -> None:
+    assert [run_dtype("auto", stored) for stored in ("float32", "bfloat16", "float16")] == [
+        "float32",
+        "bfloat16",
+        "bfloat16",
+    ]
+    assert run_dtype("float32", "bfloat16") == "float32"
+    assert run_dtype("bfloat16", "float32") == "bfloat16"
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto").type == pick_device("cpu").type == "cpu"
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick_device("auto").type == "cuda" and pick_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("asked, expected", [("1", 1), ("", None), ("0", None), ("many", None), ("1000000", None)])
+def test_threads(monkeypatch: pytest.MonkeyPatch, asked: str, expected: int | None) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert intra_op_threads() == (usable_cpus() if expected is None else expected)
