@@ -37,6 +37,7 @@ class NaiveScheduler:
         self.num_back = 0  # waiting[:num_back] came back; they go ahead of new ones
         self.running: list[Job] = []
         self.turn = 0
+        self.started: set[str] = set()
 
     def add(self, source: EngineCoreRequest) -> None:
         job = Job(source, source.prompt_token_ids + source.output_token_ids)
@@ -50,6 +51,7 @@ class NaiveScheduler:
 
     def plan(self) -> dict[str, int]:
         plan: dict[str, int] = {}
+        self.started = set()
         left, preempted = self.limits.max_num_batched_tokens, False
         order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
         for job in order:
@@ -69,17 +71,20 @@ class NaiveScheduler:
             if job in self.running:
                 plan[job.source.request_id] = count
                 left -= count
+        behind = 0
         for job in [] if preempted else list(self.waiting):
-            if len(self.running) == self.limits.max_num_seqs or left == 0:
+            if len(self.running) + behind >= self.limits.max_num_seqs or left == 0:
                 break
             hit = self._hit(job)
             if job.patience < MAX_STEPS_BEHIND_A_WRITER and self._being_written(job, len(hit)):
                 job.patience += 1
+                behind += 1
                 continue
             count = self._share(len(job.tokens) - len(hit) * self.size, left)
             if count == 0 or not self._start(job, hit, count):
                 break
             plan[job.source.request_id] = count
+            self.started.add(job.source.request_id)
             left -= count
         return plan
 
@@ -88,7 +93,9 @@ class NaiveScheduler:
         jobs = {j.source.request_id: j for j in self.running if j.source.request_id in plan}
         for request_id, job in jobs.items():
             job.computed += plan[request_id]
-        for job in (jobs[request_id] for request_id in plan if request_id in jobs):
+        # Of two blocks with one content the first shown stays: those of requests that start come first.
+        for request_id in sorted(jobs, key=lambda one: (one not in self.started, list(plan).index(one))):
+            job = jobs[request_id]
             while self.caching and (job.published + 1) * self.size <= job.computed:
                 prefix = self._prefix(job, job.published + 1)
                 if job.table[job.published] not in self.content and prefix not in self.content.values():
@@ -96,8 +103,8 @@ class NaiveScheduler:
                 job.published += 1
         sampled: dict[str, int] = {}
         for request_id in plan:
-            job = jobs.get(request_id)
-            if job is not None and job.computed == len(job.tokens):
+            if request_id in jobs and jobs[request_id].computed == len(jobs[request_id].tokens):
+                job = jobs[request_id]
                 sampled[request_id] = scripted_token(job.tokens)
                 job.tokens.append(sampled[request_id])
                 if job.ends(self.limits.max_model_len):
@@ -129,12 +136,10 @@ class NaiveScheduler:
 
     def _start(self, job: Job, hit: list[int], count: int) -> bool:
         taken = [block for block in hit if self.refs[block] == 0]
-        need = -(-(len(hit) * self.size + count) // self.size) - len(hit)
+        if -(-len(job.tokens) // self.size) - len(hit) + len(taken) > len(self.free):
+            return False
         for block in taken:
             self.free.remove(block)
-        if need > len(self.free):
-            self.free += reversed(taken)
-            return False
         for block in hit:
             self.refs[block] += 1
         job.table, job.published, job.computed = list(hit), len(hit), len(hit) * self.size

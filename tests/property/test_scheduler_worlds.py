@@ -35,6 +35,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("abort"), st.integers(0, 30)),
         st.tuples(st.just("abort while it runs"), st.integers(0, 30)),
         st.tuples(st.just("reset"), st.none()),
+        st.tuples(st.just("budget"), st.integers(1, 4)),
     ),
     max_size=40,
 )
@@ -79,12 +80,15 @@ def play(world: World, operations: list[Operation]) -> None:
         elif name == "step":
             for _ in range(argument):
                 world.step()
+        elif name == "budget" and world.limits.enable_chunked_prefill:
+            # Fewer tokens than running requests: what a scheduler of its own never gets into.
+            world.set_budget(argument)
         elif name == "reset":
             held = world.scheduler.kv_cache.pool.num_owned
             assert world.scheduler.reset_prefix_cache() is (held == 0)
             if not held:
                 world.naive.content.clear()
-        else:
+        elif name != "budget":
             living = sorted(world.scheduler.requests)
             if living:
                 victim = living[argument % len(living)]
@@ -106,20 +110,18 @@ def test_any_world_agrees_with_the_naive_model_and_with_solo_runs(
 
 
 def test_the_worlds_reach_what_they_are_for() -> None:
-    """A fixed world in which preemption, prefix hits, a stop and a budget below the running requests all happen."""
-    limits = SchedulerLimits(max_num_seqs=6, max_num_batched_tokens=4, max_model_len=40)
+    """A fixed world in which preemptions, prefix hits and a stop happen."""
+    limits = SchedulerLimits(max_num_seqs=6, max_num_batched_tokens=2, max_model_len=40)
     world = World(limits, num_blocks=12, block_size=4)
     kind = {"own": 0, "max_tokens": 20, "min_tokens": 0, "salt": None, "resumed": 0, "client": 0}
     for index, (family, length) in enumerate([(0, 12), (0, 13), (1, 3), (0, 12), (2, 9), (1, 5)]):
         world.add(make(index, {**kind, "family": family, "length": length, "stops": index == 5}, 40))
-    fewest = 100
     while world.scheduler.has_requests():
         world.step()
-        fewest = min(fewest, 4 - len(world.scheduler.running))
     stats = world.scheduler.make_stats()
     world.finish()
     world.close()
-    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0 and fewest < 0
+    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
     assert world.finished["r5"] is FinishReason.STOP
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from evensong.kvcache.manager import KVCacheManager
 from evensong.protocol.errors import RequestError
 from evensong.protocol.kv_spec import KVCacheConfig
@@ -79,6 +81,11 @@ class World:
         for request_id, tokens in self.tokens.items():
             assert tokens[before[request_id] :] == ([sampled[request_id]] if request_id in sampled else [])
         self.compare()
+
+    def set_budget(self, max_num_batched_tokens: int) -> None:
+        """From the next step on a step holds this many tokens, in both."""
+        self.limits = dataclasses.replace(self.limits, max_num_batched_tokens=max_num_batched_tokens)
+        self.scheduler.limits = self.naive.limits = self.limits
 
     def compare(self) -> None:
         """Queues, tables, free list and visible blocks are the naive model's."""

@@ -25,7 +25,8 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.tables: dict[str, list[int]] = {}
         self._fingerprint = fingerprint
-        self._writers: dict[bytes, str] = {}
+        # How many running requests have still to write a block, by its hash; usually one.
+        self._writers: dict[bytes, int] = {}
         self._claims: dict[str, deque[bytes]] = {}
         self._num_published: dict[str, int] = {}
 
@@ -92,11 +93,10 @@ class KVCacheManager:
         return fresh
 
     def claim(self, request_id: str, hashes: Sequence[bytes]) -> None:
-        """Names this request as the writer of those of its full blocks that nobody has published or claimed."""
+        """Names this request as a writer of those of its full blocks that it has still to write."""
         claims = self._claims[request_id]
         for block_hash in hashes[self._num_published[request_id] + len(claims) :]:
-            if block_hash not in self._writers and block_hash not in self.pool.by_hash:
-                self._writers[block_hash] = request_id
+            self._writers[block_hash] = self._writers.get(block_hash, 0) + 1
             claims.append(block_hash)
 
     def publish(self, request_id: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
@@ -109,14 +109,14 @@ class KVCacheManager:
         for index in range(self._num_published[request_id], done):
             self.pool.publish(table[index], hashes[index])
             if claims:
-                self._drop_claim(request_id, claims.popleft())
+                self._drop_claim(claims.popleft())
         self._num_published[request_id] = max(done, self._num_published[request_id])
 
     def free(self, request_id: str) -> None:
         """Gives up a request's table; what was published stays findable until its blocks are reused."""
         self.pool.release(self.tables.pop(request_id))
         for block_hash in self._claims.pop(request_id):
-            self._drop_claim(request_id, block_hash)
+            self._drop_claim(block_hash)
         del self._num_published[request_id]
 
     def reset_prefix_cache(self) -> bool:
@@ -126,6 +126,9 @@ class KVCacheManager:
         self.pool.forget_all()
         return True
 
-    def _drop_claim(self, request_id: str, block_hash: bytes) -> None:
-        if self._writers.get(block_hash) == request_id:
+    def _drop_claim(self, block_hash: bytes) -> None:
+        left = self._writers[block_hash] - 1
+        if left:
+            self._writers[block_hash] = left
+        else:
             del self._writers[block_hash]
