@@ -77,7 +77,7 @@ def type_checking_lines(tree: ast.Module) -> set[int]:
 
 
 def imports(path: Path, *, only_running: bool = False) -> set[str]:
-    """Modules that a file imports, as dotted names (`from a import b` gives a and, for ours, a.b where it is a module)."""
+    """Modules that a file imports, dotted; `from a import b` gives a and, where b is a module of ours, a.b."""
     tree = ast.parse((SRC / path).read_text())
     skipped = type_checking_lines(tree) if only_running else set()
     found: set[str] = set()
