@@ -17,6 +17,8 @@ from evensong.sources.gguf_file import GGUFFile
 from evensong.sources.gguf_tokenizer import CONVERSION_VERSION, convert, one_line
 from evensong.sources.resolve import ModelSource
 
+_LONG_TEXT = 4096  # characters
+
 
 class Tokenizer:
     """Thread-safe wrapper of a `tokenizers.Tokenizer` with what templates and detokenizing need."""
@@ -52,7 +54,11 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises RequestError for text that no UTF-8 can hold (lone surrogates)."""
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) > _LONG_TEXT:
+                # Only this call lets other threads run meanwhile.
+                ids: list[int] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+            else:
+                ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             # The library reports text with surrogates as "not a string".
             raise RequestError("the text holds a lone surrogate, which UTF-8 cannot hold", param="prompt") from error

@@ -7,6 +7,8 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from evensong.config.resolve import resolve
 from evensong.config.sections import ENGINE_SECTIONS
@@ -35,6 +37,7 @@ def make_parser() -> Parser:
     parser.add_argument("--input-len", "--random-input-len", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--output-len", "--random-output-len", type=int, default=128, help="tokens of each output")
     parser.add_argument("--dataset-name", choices=("random",), default="random", help="where prompts come from")
+    parser.add_argument("--output-json", default=None, metavar="FILE", help="write the figures to this file as well")
     for section in ENGINE_SECTIONS.values():
         add_section_flags(parser, section, skip=("model",))
     return parser
@@ -46,7 +49,7 @@ def throughput(arguments: list[str]) -> int:
     for name in ("num_prompts", "input_len", "output_len"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
-    settings = {}
+    settings: dict[str, Any] = {}
     for section in ENGINE_SECTIONS.values():
         settings |= section_values(options, section)
     resolve(settings)
@@ -74,5 +77,7 @@ def throughput(arguments: list[str]) -> int:
     }
     for key, value in result.items():
         sys.stdout.write(f"{key:<28}{value:>14.2f}\n")
+    if options.output_json is not None:
+        Path(options.output_json).write_text(json.dumps(result) + "\n", encoding="utf-8")
     sys.stdout.write(json.dumps(result) + "\n")
     return 0

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from evensong.entrypoints.cli.terminal import Messages, make_parser, open_source, show
+from evensong.protocol.errors import RequestError
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,8 +18,16 @@ def run(arguments: Sequence[str]) -> int:
     source = open_source(options)
     try:
         for line in _lines():
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": show(source.chat(messages))})
+            asked: Messages = [*messages, {"role": "user", "content": line}]
+            try:
+                answer = show(source.chat(asked))
+            except RequestError as error:
+                if not sys.stdin.isatty():
+                    raise
+                # The conversation goes on without what was refused.
+                sys.stderr.write(f"{error}\n")
+                continue
+            messages = [*asked, {"role": "assistant", "content": answer}]
     finally:
         source.close()
     return 0

@@ -46,8 +46,7 @@ class ServerSource(Source):
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # A long answer of a slow model is no error; a server that is not there is.
         self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=5.0))
-        models = self._checked(self._get("/models"))
-        self._model = models.json()["data"][0]["id"]
+        self._model = self._first_model()
 
     def chat(self, messages: Messages) -> Iterator[str]:
         for choice in self._stream("/chat/completions", {"messages": messages}):
@@ -60,27 +59,33 @@ class ServerSource(Source):
     def close(self) -> None:
         self._client.close()
 
-    def _get(self, path: str) -> httpx.Response:
+    def _first_model(self) -> str:
         try:
-            return self._client.get(f"{self._url}{path}")
-        except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            response = self._client.get(f"{self._url}/models")
+        except (httpx.TransportError, httpx.InvalidURL) as error:
             raise EngineStartError(f"no server answers at {self._url}: {error}") from error
-
-    def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.status_code >= 400:
-            response.read()
-            try:
-                message = response.json()["error"]["message"]
-            except (ValueError, KeyError, TypeError):
-                message = response.text[:200]
-            raise EngineStartError(f"{self._url} answers {response.status_code}: {message}")
-        return response
+            raise EngineStartError(self._complaint(response))
+        try:
+            return str(response.json()["data"][0]["id"])
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise EngineStartError(f"what answers at {self._url} is no OpenAI-compatible server") from error
+
+    def _complaint(self, response: httpx.Response) -> str:
+        try:
+            message = response.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            message = " ".join(response.text[:200].split())
+        return f"{self._url} answers {response.status_code}: {message}"
 
     def _stream(self, path: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         body = {"model": self._model, "stream": True, **self._options, **fields}
         try:
             with self._client.stream("POST", f"{self._url}{path}", json=body) as response:
-                self._checked(response)
+                if response.status_code >= 400:
+                    response.read()
+                    # Refused as sent; a next message may be taken.
+                    raise RequestError(self._complaint(response), status=response.status_code)
                 for line in response.iter_lines():
                     if not line.startswith("data: ") or line == "data: [DONE]":
                         continue
@@ -150,7 +155,10 @@ def open_source(options: argparse.Namespace) -> Source:
 
 
 def show(pieces: Iterator[str]) -> str:
-    """Writes the pieces as they come; the whole text. Ctrl-C ends the answer, and only that."""
+    """Writes the pieces as they come; the whole text. Ctrl-C ends the answer, and only that.
+
+    Raises RequestError when the request is refused.
+    """
     text = ""
     try:
         for piece in pieces:
@@ -159,8 +167,6 @@ def show(pieces: Iterator[str]) -> str:
             sys.stdout.flush()
     except KeyboardInterrupt:
         pass
-    except RequestError as error:
-        sys.stderr.write(f"{error}\n")
     finally:
         close = getattr(pieces, "close", None)
         if close is not None:

@@ -30,7 +30,8 @@ F = TypeVar("F", bound=Form)
 
 def create_app(state: ServerState) -> FastAPI:
     """The application around `state`, which changes as the engine starts, drains or dies."""
-    app = FastAPI(title="evensong", version=evensong.__version__)
+    # A redirect would be built from the Host header, which is the caller's.
+    app = FastAPI(title="evensong", version=evensong.__version__, redirect_slashes=False)
     app.add_middleware(ApiKey, state=state)
     app.add_middleware(RequestIds)
     _add_error_handlers(app)
@@ -45,7 +46,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        words = {404: f"there is no route {request.url.path}", 405: f"{request.method} is not allowed here"}
+        words = {404: f"there is no route {request.scope['path']:.200}", 405: f"{request.method} is not allowed here"}
         message = words.get(error.status_code, str(error.detail))
         response = error_response(error.status_code, message)
         response.headers.update(error.headers or {})

@@ -30,7 +30,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
     job = Job(engine, request_id, [prompt], params, options)
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job))
-    return await respond_whole(request, state, job, _whole(state, form, job))
+    return await respond_whole(request, state, job, lambda: _whole(state, form, job))
 
 
 def _envelope(state: ServerState, kind: str, job: Job) -> Envelope:
@@ -51,7 +51,9 @@ async def _whole(state: ServerState, form: ChatForm, job: Job) -> dict[str, Any]
     response = await collect_whole(job, envelope, make_choice)
     if form.return_token_ids:
         first = job.streams[0].state
-        response["prompt_token_ids"] = [] if first is None else first.processed.prompt_token_ids
+        prompt_token_ids = [] if first is None else first.processed.prompt_token_ids
+        # vLLM's clients read it beside the choices.
+        response["prompt_token_ids"] = response["choices"][0]["prompt_token_ids"] = prompt_token_ids
     return response
 
 
@@ -67,7 +69,8 @@ async def _chunks(state: ServerState, form: ChatForm, job: Job) -> AsyncIterator
         }
         if form.return_token_ids and index == 0 and first is not None:
             opening["prompt_token_ids"] = first.processed.prompt_token_ids
-        yield envelope.chunk([opening])
+        more = {name: opening[name] for name in ("prompt_token_ids",) if name in opening}
+        yield envelope.chunk([opening], more | form.chunk_usage(usage.form))
     async for prompt_index, output in merged(job):
         usage.add(prompt_index, output)
         for choice in output.outputs:
@@ -79,6 +82,6 @@ async def _chunks(state: ServerState, form: ChatForm, job: Job) -> AsyncIterator
             }
             if form.return_token_ids:
                 fields["token_ids"] = choice.token_ids
-            yield envelope.chunk([fields])
+            yield envelope.chunk([fields], form.chunk_usage(usage.form))
     if form.include_usage:
-        yield envelope.chunk([], usage.form())
+        yield envelope.chunk([], {"usage": usage.form()})

@@ -26,11 +26,16 @@ async def create_completion(request: Request, state: ServerState, form: Completi
         "add_special_tokens": form.add_special_tokens is not False,
         "cache_salt": form.cache_salt,
     }
+    most = engine.config.scheduler.max_num_queued_reqs
+    if len(prompts) * params.n > most:
+        raise RequestError(
+            f"{len(prompts)} prompts with n={params.n} are more than the {most} requests that may wait", param="n"
+        )
     job = Job(engine, request_id, prompts, params, options)
     maker = _ChoiceMaker(form, job)
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job, maker))
-    return await respond_whole(request, state, job, _whole(state, job, maker))
+    return await respond_whole(request, state, job, lambda: _whole(state, job, maker))
 
 
 def _prompts(prompt: str | list[Any], most: int) -> list[Prompt]:
@@ -47,7 +52,7 @@ def _prompts(prompt: str | list[Any], most: int) -> list[Prompt]:
 
 
 class _ChoiceMaker:
-    """Makes choice objects; remembers how much text of each choice was shown, for the text offsets."""
+    """Makes choice objects; remembers how long the tokens of each choice were, for the text offsets."""
 
     def __init__(self, form: CompletionForm, job: Job) -> None:
         self._form = form
@@ -60,7 +65,8 @@ class _ChoiceMaker:
         offset = self._offsets.get(index, 0)
         texts = self._job.engine.front.texts
         logprobs = completion_logprobs(choice.logprobs, offset, self._form.logprobs or 0, texts)
-        self._offsets[index] = offset + len(choice.text)
+        # Tokens count, not text that was shown: text may be held back, and offsets must not depend on where chunks end.
+        self._offsets[index] = offset + sum(map(len, logprobs["tokens"])) if logprobs else 0
         fields = {"index": index, "text": choice.text, "logprobs": logprobs, **ending(choice)}
         if self._form.return_token_ids:
             fields["token_ids"] = choice.token_ids
@@ -86,6 +92,6 @@ async def _chunks(
     async for index, output in merged(job):
         usage.add(index, output)
         for choice in output.outputs:
-            yield envelope.chunk([maker(index, output, choice)])
+            yield envelope.chunk([maker(index, output, choice)], form.chunk_usage(usage.form))
     if form.include_usage:
-        yield envelope.chunk([], usage.form())
+        yield envelope.chunk([], {"usage": usage.form()})

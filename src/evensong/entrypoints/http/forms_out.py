@@ -54,14 +54,12 @@ class Envelope:
         """A response that is not streamed."""
         return {**self._fields, "seed": self._seed, "choices": choices, "usage": usage.form()}
 
-    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A chunk of a stream; the first one bears the seed."""
-        fields: dict[str, Any] = {**self._fields, "choices": choices}
+    def chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
+        """A chunk of a stream, with `more` fields; the first one bears the seed."""
+        fields: dict[str, Any] = {**self._fields, "choices": choices, **more}
         if self._first:
             self._first = False
             fields["seed"] = self._seed
-        if usage is not None:
-            fields["usage"] = usage
         return fields
 
 
@@ -85,7 +83,12 @@ def chat_logprobs(logprobs: SampleLogprobs | None, num_top: int, texts: TokenTex
 
 
 def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
-    return {"token": texts.text_of(token_id), "logprob": logprob, "bytes": list(texts.bytes_of(token_id))}
+    return {"token": texts.text_of(token_id), "logprob": _finite(logprob), "bytes": list(texts.bytes_of(token_id))}
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no -Infinity; the API's number for "never" is -9999."""
+    return max(logprob, -9999.0)
 
 
 def completion_logprobs(
@@ -99,8 +102,8 @@ def completion_logprobs(
         (token_id, sampled), *_ = position.items()
         text = texts.text_of(token_id)
         tokens.append(text)
-        values.append(sampled.logprob)
-        tops.append({texts.text_of(i): item.logprob for i, item in position.items()} if num_top else None)
+        values.append(_finite(sampled.logprob))
+        tops.append({texts.text_of(i): _finite(item.logprob) for i, item in position.items()} if num_top else None)
         offsets.append(offset)
         offset += len(text)
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

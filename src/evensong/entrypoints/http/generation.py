@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -25,6 +25,9 @@ from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
+T = TypeVar("T")
+# The status that proxies give to a request whose client has gone.
+CLIENT_LEFT = 499
 # (prompt index, output, choice) -> the choice's object.
 MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
 
@@ -42,11 +45,23 @@ class Job:
 
     async def start(self) -> None:
         """Every prompt is admitted; raises what the first refused one was refused with, and leaves nothing running."""
+        names = [self.request_id]
+        if len(self.prompts) > 1:
+            names = [f"{self.request_id}-{index}" for index in range(len(self.prompts))]
+        # All at once: an admission is answered between two steps, and each would wait for a step of its own.
+        tasks = [
+            asyncio.ensure_future(self.engine.start(prompt, self.params, name, **self.options))
+            for prompt, name in zip(self.prompts, names, strict=True)
+        ]
         try:
-            for index, prompt in enumerate(self.prompts):
-                name = self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{index}"
-                self.streams.append(await self.engine.start(prompt, self.params, name, **self.options))
+            # In the order of the prompts, so that the same bad request gets the same answer.
+            for task in tasks:
+                self.streams.append(await task)
         except BaseException:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            self.streams = [result for result in results if isinstance(result, RequestStream)]
             await self.stop()
             raise
 
@@ -62,15 +77,23 @@ class Job:
         return None if state is None else state.processed.params.seed
 
 
-async def respond_whole(request: Request, state: ServerState, job: Job, collect: Any) -> Response:
+async def respond_whole(
+    request: Request, state: ServerState, job: Job, collect: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+) -> Response:
     """Starts the job and answers with what `collect` makes of it; a client that leaves aborts it."""
     state.enter()
     try:
-        await job.start()
-        return JSONResponse(await _unless_client_leaves(request, collect))
+        form = await _unless_client_leaves(request, _whole(job, collect))
+        # Nobody reads the second one; the status is for whoever counts responses.
+        return Response(status_code=CLIENT_LEFT) if form is None else JSONResponse(form)
     finally:
         await job.stop()
         state.leave()
+
+
+async def _whole(job: Job, collect: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+    await job.start()
+    return await collect()
 
 
 async def respond_stream(state: ServerState, job: Job, events: AsyncIterator[dict[str, Any]]) -> Response:
@@ -119,15 +142,13 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _unless_client_leaves(request: Request, work: Any) -> Any:
-    """The result of `work`, which is cancelled when the client disconnects."""
+async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None when the client disconnects first, which cancels it."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise asyncio.CancelledError
-        return task.result()
+        return task.result() if task.done() else None
     finally:
         for other in (task, watch):
             if not other.done():

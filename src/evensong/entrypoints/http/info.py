@@ -93,6 +93,10 @@ async def tokenize(state: ServerState, form: TokenizeForm) -> dict[str, Any]:
 async def detokenize(state: ServerState, form: DetokenizeForm) -> dict[str, Any]:
     """The text of token ids, special tokens included."""
     inputs = state.require_engine(form.model).front.inputs
+    if len(form.tokens) > inputs.max_model_len:
+        raise RequestError(
+            f"there are {len(form.tokens)} tokens, more than max_model_len {inputs.max_model_len}", param="tokens"
+        )
     inputs.check_token_ids(form.tokens, "tokens")
     text = await asyncio.to_thread(inputs.tokenizer.decode, form.tokens, False)
     return {"prompt": text}

@@ -64,7 +64,9 @@ class ApiKey:
         if config.api_key is None or _is_health(path) or (path == "/metrics" and config.metrics_no_auth):
             return True
         scheme, _, key = Headers(scope=scope).get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), config.api_key.encode())
+        return scheme.lower() == "bearer" and hmac.compare_digest(
+            key.strip().encode("latin-1"), config.api_key.encode()
+        )
 
 
 def _is_health(path: str) -> bool:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.sampling_params import INT64_MAX, INT64_MIN, RequestOutputKind, SamplingParams
 
+T = TypeVar("T")
 Number = float | int
+
+
+class UpToTheFirst(FailFast):
+    """FailFast that can stand in a union."""
+
+    __hash__ = object.__hash__
+
+
+# A list that is checked up to its first mistake: one complaint for each of a million items would fill the memory.
+Items = Annotated[list[T], UpToTheFirst()]
 
 # Field -> values with which it asks for nothing; any other is refused: the answer would not be what it asks for.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -82,7 +94,7 @@ class GenerationForm(Form):
     max_tokens: int | None = None
     n: int | None = 1
     seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     temperature: Number | None = 1.0
     top_p: Number | None = 1.0
     top_k: int | None = 0
@@ -90,8 +102,8 @@ class GenerationForm(Form):
     presence_penalty: Number | None = 0.0
     frequency_penalty: Number | None = 0.0
     repetition_penalty: Number | None = 1.0
-    logit_bias: dict[str, Number] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, Any] | None = None  # SamplingParams checks the numbers, up to the first mistake
+    stop_token_ids: Items[int] | None = None
     min_tokens: int | None = 0
     ignore_eos: bool | None = False
     skip_special_tokens: bool | None = True
@@ -104,6 +116,13 @@ class GenerationForm(Form):
     def include_usage(self) -> bool:
         """A last chunk with the usage was asked for."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def chunk_usage(self, usage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The usage field of a stream's chunk before the last: absent, null, or what has been used so far."""
+        if not self.include_usage:
+            return {}
+        continuous = bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        return {"usage": usage() if continuous else None}
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The engine's form of these settings. Raises RequestError naming a field that cannot be."""
@@ -133,7 +152,7 @@ class GenerationForm(Form):
 class CompletionForm(GenerationForm):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     max_tokens: int | None = 16
     logprobs: int | None = None
     add_special_tokens: bool | None = True
@@ -142,7 +161,7 @@ class CompletionForm(GenerationForm):
 class ChatForm(GenerationForm):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: Items[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
@@ -164,7 +183,7 @@ class TokenizeForm(Form):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = True
     return_token_strs: bool | None = False
@@ -174,4 +193,4 @@ class DetokenizeForm(Form):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
