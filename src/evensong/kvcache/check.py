@@ -32,11 +32,11 @@ def check(kv_cache: KVCacheManager) -> dict[str, int]:
     for block_hash, block in pool.by_hash.items():
         assert pool.hashes[block] == block_hash, f"hash map names block {block}, which holds another hash"
     assert len(pool.by_hash) == sum(1 for h in pool.hashes if h is not None), "a block's hash is not in the map"
+    assert set(kv_cache._claims) == set(kv_cache._num_published) == set(kv_cache.tables), "claims without a table"
     for request_id, table in kv_cache.tables.items():
         published, claims = kv_cache._num_published[request_id], kv_cache._claims[request_id]
         assert published <= len(table), f"request {request_id} published {published} of {len(table)} blocks"
         assert kv_cache.enable_prefix_caching or not claims, f"request {request_id} claims blocks that none can find"
-    assert set(kv_cache._claims) == set(kv_cache._num_published) == set(kv_cache.tables), "claims without a table"
     claimed = Counter(block_hash for claims in kv_cache._claims.values() for block_hash in claims)
     assert claimed == kv_cache._writers, "the writers are not those who claim blocks"
     return {
