@@ -33,8 +33,12 @@ def scale(params: SamplingParams, logits: Float32) -> Candidates:
     best = float(logits.max())
     # At a temperature so high that nothing finite is that far below, the lowest float32 still excludes -inf.
     lowest = max(best - _DEPTH * params.temperature, float(np.finfo(np.float32).min))
-    ids = np.flatnonzero(logits >= np.float32(lowest))
-    values = logits[ids].astype(np.float64)
+    near = logits >= np.float32(lowest)
+    if near.all():
+        ids, values = np.arange(len(logits)), logits.astype(np.float64)
+    else:
+        ids = np.flatnonzero(near)
+        values = logits[ids].astype(np.float64)
     # Relative to the best first: a tiny temperature then cannot overflow the best token's own score.
     values -= best
     with np.errstate(over="ignore"):

@@ -94,8 +94,10 @@ def sample(candidates: Candidates, seed: int, position: int) -> int:
     if len(candidates.ids) == 1:
         return int(candidates.ids[0])
     words = random_words(seed, position, candidates.ids)
-    distances = ((_UNITY - words.astype(np.float64)) / 2**32).astype(np.float32)
-    quotients = exp(candidates.scores.astype(np.float32)) / distances
+    distances = words.astype(np.float64)
+    np.subtract(_UNITY, distances, out=distances)
+    distances *= 2.0**-32
+    quotients = exp(candidates.scores.astype(np.float32)) / distances.astype(np.float32)
     leader = int(quotients.argmax())
     reached = float(candidates.scores[leader]) + noise_of(int(words[leader]))
     finalists = np.flatnonzero(quotients * _SLACK >= np.float32(math.exp(reached)))

@@ -39,7 +39,8 @@ class Candidates:
 
     def keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Drops the candidates where `mask` is False."""
-        self.ids, self.scores = self.ids[mask], self.scores[mask]
+        if not mask.all():
+            self.ids, self.scores = self.ids[mask], self.scores[mask]
 
     def select(self, indices: Int64) -> None:
         """Keeps the candidates at `indices`, which ascend."""
