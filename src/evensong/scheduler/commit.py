@@ -37,12 +37,13 @@ def commit_tokens(
 def stop_check(request: Request, token_id: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
     """Whether `token_id`, the request's newest token, ends it, and the stop token id that the API reports."""
     params = request.source.params
-    if request.num_output_tokens >= params.min_tokens:
+    num_output_tokens = request.num_output_tokens
+    if num_output_tokens >= params.min_tokens:
         if not params.ignore_eos and token_id in request.source.eos_token_ids:
             return FinishReason.STOP, None
         if token_id in request.stop_ids:
             return FinishReason.STOP, token_id
-    if params.max_tokens is not None and request.num_output_tokens >= params.max_tokens:
+    if params.max_tokens is not None and num_output_tokens >= params.max_tokens:
         return FinishReason.LENGTH, None
     if request.num_tokens >= max_model_len:
         return FinishReason.LENGTH, None

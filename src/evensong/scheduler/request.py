@@ -25,6 +25,7 @@ class Request:
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_sent_tokens",
+        "request_id",
         "source",
         "status",
         "stop_ids",
@@ -34,6 +35,7 @@ class Request:
 
     def __init__(self, source: EngineCoreRequest) -> None:
         self.source = source
+        self.request_id = source.request_id
         self.token_ids = source.prompt_token_ids + source.output_token_ids
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.num_computed_tokens = 0
@@ -47,11 +49,6 @@ class Request:
         # The step in which it got the slot that it holds; results of earlier steps are not for it.
         self.first_step_id = 0
         self.steps_waited = 0
-
-    @property
-    def request_id(self) -> str:
-        """The id that is unique among all requests of the core."""
-        return self.source.request_id
 
     @property
     def num_tokens(self) -> int:

@@ -314,14 +314,19 @@ class Scheduler:
 
     def _publish(self, plan: SchedulerOutput, request_id: str, num_computed: int) -> None:
         """After `plan` ran: shows what it computed for a request beyond the first `num_computed` tokens."""
+        done = num_computed + plan.num_scheduled_tokens[request_id]
+        block_size = self.kv_cache.block_size
+        if done // block_size == num_computed // block_size:
+            return  # no block became full, as in most decode steps
         request = self._still_runs(plan, request_id)
         if request is not None:
-            done = num_computed + plan.num_scheduled_tokens[request_id]
             self.kv_cache.publish(request_id, request.block_hashes, done)
 
     def _claim_new_blocks(self, request: Request) -> None:
         """After new tokens: their full blocks get hashes, and this request is named as their writer."""
         known = len(request.block_hashes)
+        if request.num_tokens // self.kv_cache.block_size == known:
+            return
         self.kv_cache.extend_hashes(request.block_hashes, request.token_ids, request.source.cache_salt)
         if len(request.block_hashes) > known:
             self.kv_cache.claim(request.request_id, request.block_hashes)
