@@ -27,7 +27,7 @@ class Control:
         try:
             args = unpack(call.args)
             return UtilityReply(call.call_id, result=pack(self.call(call.verb, args)))
-        except Exception as error:  # whatever a verb, or a worker's method, does: the caller hears it, the core lives
+        except (Exception, SystemExit) as error:  # whatever a verb, or a worker's method, does: the core lives on
             return UtilityReply(call.call_id, failure=f"{call.verb} failed: {type(error).__name__}: {error}")
 
     def call(self, verb: str, args: Any) -> Any:

@@ -30,6 +30,10 @@ CHECK_VARIABLE = "EVENSONG_CHECK_KV"
 logger = get_logger(__name__)
 
 
+class ExecutorFailed(RuntimeError):
+    """A worker can no longer run."""
+
+
 class Drafts(Protocol):
     """Where draft tokens come from, after a step. Without speculation: nowhere."""
 
@@ -87,6 +91,10 @@ class EngineCore:
 
     def step(self) -> tuple[Outputs, bool]:
         """One step: outputs by client index, and whether the model ran. Raises what the workers raise."""
+        if self.failure is not None:
+            raise RuntimeError(f"the workers failed: {self.failure}")
+        if self.failure is not None:
+            raise ExecutorFailed(self.failure)
         if not self.scheduler.has_requests():
             return {}, False
         plan = self.current_plan = self.scheduler.schedule()

@@ -15,7 +15,14 @@ import zmq
 from evensong.engine.core.inbox import Abort, Add, ClientLost, Failure, Inbox, Message, Undecodable, Utility
 from evensong.protocol.errors import ErrorBody
 from evensong.protocol.handshake import ClientAddress
-from evensong.protocol.output import EngineCoreOutput, EngineCoreOutputs, EngineDeath, FinishReason, UtilityReply
+from evensong.protocol.output import (
+    Admission,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineDeath,
+    FinishReason,
+    UtilityReply,
+)
 from evensong.protocol.request import AbortRequests, EngineCoreRequest, UtilityCall
 from evensong.protocol.wire import ENGINE_CORE_DEAD, BadMessage, Codec, MessageType, Stamp, engine_identity
 from evensong.utils.logging import get_logger
@@ -27,6 +34,7 @@ SEND_HIGH_WATER = 4096
 MAX_BACKLOG = 65536
 RETRY_SECONDS = 0.01
 DEATH_LINGER_MS = 1000
+ATTEMPT_FIELD = EngineCoreRequest.__struct_fields__.index("attempt")
 
 
 class InputThread:
@@ -125,11 +133,13 @@ class InputThread:
 def _undecodable(type: MessageType, payload: bytes, client_index: int, reason: str) -> Undecodable:
     """What can be saved of a message so that its sender gets an answer: the id at its head."""
     head: object = None
+    attempt: object = 0
     with contextlib.suppress(Exception):
         fields = msgspec.msgpack.decode(payload)
         head = fields[0]
+        attempt = fields[ATTEMPT_FIELD]
     if type is MessageType.ADD and isinstance(head, str):
-        return Undecodable(client_index, reason, request_id=head)
+        return Undecodable(client_index, reason, request_id=head, attempt=attempt if isinstance(attempt, int) else 0)
     if type is MessageType.UTILITY and isinstance(head, int):
         return Undecodable(client_index, reason, call_id=head)
     return Undecodable(client_index, reason)
@@ -145,6 +155,8 @@ class OutputThread:
         self._backlogs: dict[int, collections.deque[list[bytes]]] = {
             c.client_index: collections.deque() for c in clients
         }
+        # Clients that were reported as lost and have not caught up since.
+        self._lost: set[int] = set()
         self._encoder = msgspec.msgpack.Encoder()
         sockets = {client.client_index: self._connect(context, client) for client in clients}
         self._thread = threading.Thread(target=self._run, args=(sockets,), name="core-output", daemon=True)
@@ -204,7 +216,7 @@ class OutputThread:
             payload = self._encoder.encode(message)
         except Exception as error:  # that message's requests and caller get it; the thread lives on
             logger.exception("a message to client %d cannot be encoded", client_index)
-            payload = self._encoder.encode(_apology(message, str(error)))
+            payload = self._encoder.encode(self._apology(message, str(error)))
         return [(client_index, [header, payload])]
 
     def _flush(self, sockets: dict[int, zmq.Socket[bytes]]) -> None:
@@ -215,17 +227,39 @@ class OutputThread:
                 except zmq.Again:
                     break
                 backlog.popleft()
-            if len(backlog) > MAX_BACKLOG:
+            if not backlog:
+                self._lost.discard(client_index)
+            elif len(backlog) > MAX_BACKLOG and client_index not in self._lost:
+                # What it is owed stays, so that it learns of its requests' ends if it reads again.
+                self._lost.add(client_index)
+                self._inbox.put(ClientLost(client_index))
+            elif len(backlog) > 2 * MAX_BACKLOG:
                 backlog.clear()
                 self._inbox.put(ClientLost(client_index))
 
+    def _apology(self, message: EngineCoreOutputs, reason: str) -> EngineCoreOutputs:
+        """The message with each part that cannot be encoded replaced by an error; requests so answered end."""
+        error = ErrorBody(f"the result cannot be encoded: {reason}", 500, "internal_error")
+        outputs = list(message.outputs)
+        for index, output in enumerate(outputs):
+            if not self._encodable(output):
+                last = EngineCoreOutput(output.request_id, output.attempt, output.start, [])
+                last.finish_reason, last.error = FinishReason.ERROR, error
+                outputs[index] = last
+                self._inbox.put(Abort([output.request_id]))
+        admissions = [
+            a if self._encodable(a) else Admission(a.request_id, a.attempt, refusal=error) for a in message.admissions
+        ]
+        utility = message.utility
+        if utility is not None and not self._encodable(utility):
+            utility = UtilityReply(utility.call_id, failure=error.message)
+        return EngineCoreOutputs(
+            message.engine_index, message.incarnation, outputs, admissions, utility, timestamp=message.timestamp
+        )
 
-def _apology(message: EngineCoreOutputs, reason: str) -> EngineCoreOutputs:
-    """The message with what cannot be encoded replaced by errors."""
-    error = ErrorBody(f"the result cannot be encoded: {reason}", 500, "internal_error")
-    outputs = [
-        EngineCoreOutput(o.request_id, o.attempt, o.start, [], finish_reason=FinishReason.ERROR, error=error)
-        for o in message.outputs
-    ]
-    utility = message.utility and UtilityReply(message.utility.call_id, failure=error.message)
-    return EngineCoreOutputs(message.engine_index, message.incarnation, outputs, message.admissions, utility)
+    def _encodable(self, part: object) -> bool:
+        try:
+            self._encoder.encode(part)
+        except Exception:
+            return False
+        return True

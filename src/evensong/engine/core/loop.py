@@ -60,8 +60,6 @@ class CoreLoop:
             except Empty:
                 return
             self._handle(message)
-            if self._deadline is not None and not self._core.scheduler.has_requests():
-                return
 
     def _become_idle(self) -> None:
         """Nothing runs: old aborts are dropped, clients see gauges of zero, the KV cache is proved sound."""
@@ -122,7 +120,7 @@ class CoreLoop:
         requests = self._core.scheduler.requests.values()
         own = [r.request_id for r in requests if r.source.client_index == client_index]
         logger.warning("client %d does not read: its %d requests end", client_index, len(own))
-        self._core.finish_requests(own, FinishReason.ABORT)
+        self._send_outputs(self._core.finish_requests(own, FinishReason.ABORT))
 
     def _stopped(self) -> bool:
         """True when a shutdown is complete: nothing runs, or its time is over and what ran was aborted."""

@@ -32,7 +32,7 @@ def load_general_plugins() -> list[str]:
         try:
             point.load()()
             loaded.append(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a plugin may not end its host either
             if asked is not None:
                 raise ConfigError(f"the plugin {name} failed: {error}") from error
             logger.warning("plugin %s failed and is skipped: %s", name, error)

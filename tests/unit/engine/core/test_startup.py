@@ -1,0 +1,68 @@
+"""What a core learns: pool, length, step size, fingerprint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from evensong.config.resolve import resolve
+from evensong.engine.core.startup import MIN_BATCHED_TOKENS, fingerprint_of, initialize_kv_caches
+from evensong.observe.phases import Phases
+from evensong.protocol.errors import ConfigError
+from evensong.protocol.kv_spec import KVCacheConfig, Resources
+from evensong.testing.fake_executor import FakeExecutor
+
+
+def learn(learned: Resources | None = None, rate: float = 4000.0, **settings: Any) -> tuple[Resources, FakeExecutor]:
+    executor = FakeExecutor()
+    executor.measure_token_rate = lambda: rate  # type: ignore[method-assign]
+    try:
+        return initialize_kv_caches(resolve({"model": "demo"} | settings), executor, learned, Phases()), executor
+    finally:
+        executor.shutdown()
+
+
+def test_auto_takes_the_models_own_length_where_it_fits() -> None:
+    resources, executor = learn()
+    assert resources.max_model_len == 4096 and resources.max_num_seqs == 64
+    assert resources.num_blocks == 64 * 2048 // 16
+    assert resources.kv_cache_bytes == resources.num_blocks * 16 * 64
+    assert executor.kv_cache == KVCacheConfig(resources.num_blocks, 16)
+
+
+def test_auto_is_reduced_to_what_fits_and_a_number_is_refused() -> None:
+    assert learn(num_kv_blocks_override=10)[0].max_model_len == 160
+    with pytest.raises(ConfigError, match=r"max_model_len 161 needs .* at most 160 tokens"):
+        learn(num_kv_blocks_override=10, max_model_len=161)
+    with pytest.raises(ConfigError, match="own limit of 4096"):
+        learn(max_model_len=4097)
+
+
+def test_a_step_lasts_a_quarter_of_a_second_within_bounds() -> None:
+    assert learn()[0].max_num_batched_tokens == 992
+    assert learn(rate=1.0, max_num_seqs=4)[0].max_num_batched_tokens == MIN_BATCHED_TOKENS
+    assert learn(rate=1.0, max_num_seqs=100)[0].max_num_batched_tokens == 100
+    assert learn(rate=1e9)[0].max_num_batched_tokens == 2048
+    assert learn(max_num_batched_tokens=7)[0].max_num_batched_tokens == 7
+
+
+def test_without_chunks_a_step_holds_the_longest_request() -> None:
+    assert learn(enable_chunked_prefill=False)[0].max_num_batched_tokens == 4096
+    with pytest.raises(ConfigError, match=r"\(100\) must be at least max_model_len \(200\)"):
+        learn(enable_chunked_prefill=False, max_num_batched_tokens=100, max_model_len=200)
+
+
+def test_a_replacement_comes_up_with_the_first_ones_values() -> None:
+    first, _ = learn(rate=2000.0)
+    small = msgspec.structs.replace(first, num_blocks=300, max_model_len=1000)
+    again, _ = learn(small, rate=9000.0)
+    assert (again.num_blocks, again.max_model_len) == (300, 1000)
+    assert again.max_num_batched_tokens == first.max_num_batched_tokens
+
+
+def test_the_fingerprint_follows_every_part() -> None:
+    assert learn()[0].fingerprint == learn(max_num_seqs=3)[0].fingerprint
+    assert learn()[0].fingerprint != learn(max_model_len=100)[0].fingerprint
+    assert fingerprint_of({"a": "1", "b": "2"}) == fingerprint_of({"b": "2", "a": "1"}) != fingerprint_of({"a": "1"})
