@@ -69,6 +69,22 @@ class Server:
         if wait:
             self.wait_ready()
 
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Whatever the test left running ends here."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.client.close()
+        self._log_file.close()
+
     def wait_ready(self) -> None:
         """Until /health/ready says 200."""
         until = time.monotonic() + READY_SECONDS

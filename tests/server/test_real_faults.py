@@ -18,60 +18,64 @@ LONG = {"model": "demo", "prompt": "Tell me a story.", "max_tokens": 2000, "igno
 
 
 def test_kill_9_of_the_core(tmp_path: Path, demo_model: Path) -> None:
-    server = Server(tmp_path / "log.txt")
-    core = server.child("evensong:core-0")
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as response:
-        stream = events(response)
-        for _ in range(8):
-            next(stream)
-        killed = time.monotonic()
-        core.send_signal(signal.SIGKILL)
-        last = list(stream)[-1]
-        assert time.monotonic() - killed < 1.5
-    assert last["error"]["type"] == "engine_dead"
-    health = server.client.get("/health")
-    assert health.status_code == 503 and health.json()["error"]["message"]
-    assert server.post("/v1/completions", LONG).status_code in (500, 503)
-    assert server.process.wait(timeout=15) == 1
-    assert server.stop() == 1
+    with Server(tmp_path / "log.txt") as server:
+        core = server.child("evensong:core-0")
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
+        ) as response:
+            stream = events(response)
+            for _ in range(8):
+                next(stream)
+            killed = time.monotonic()
+            core.send_signal(signal.SIGKILL)
+            last = list(stream)[-1]
+            assert time.monotonic() - killed < 1.5
+        assert last["error"]["type"] == "engine_dead"
+        health = server.client.get("/health")
+        assert health.status_code == 503 and health.json()["error"]["message"]
+        assert server.post("/v1/completions", LONG).status_code in (500, 503)
+        assert server.process.wait(timeout=15) == 1
+        assert server.stop() == 1
 
 
 def test_kill_9_of_the_launcher_while_it_streams(tmp_path: Path, demo_model: Path) -> None:
-    server = Server(tmp_path / "log.txt")
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as response:
-        next(events(response))
-        server.process.kill()
-        server.process.wait()
-        assert not server.wait_gone(5)
-    server.stop()
+    with Server(tmp_path / "log.txt") as server:
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
+        ) as response:
+            next(events(response))
+            server.process.kill()
+            server.process.wait()
+            assert not server.wait_gone(5)
+        server.stop()
 
 
 def test_health_first_then_a_drain_that_finishes_what_runs(tmp_path: Path, demo_model: Path) -> None:
-    server = Server(tmp_path / "log.txt", wait=False)
-    seen = None
-    while seen is None:
-        try:
-            seen = server.client.get("/health")
-        except httpx.TransportError:
-            time.sleep(0.02)
-    assert seen.status_code == 200
-    assert server.client.get("/health/ready").status_code == 503
-    assert server.post("/v1/completions", LONG).status_code == 503
-    server.wait_ready()
-    body = {**LONG, "max_tokens": 64, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-        stream = events(response)
-        next(stream)
-        server.process.send_signal(signal.SIGTERM)
-        chunks = list(stream)
-    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert server.stop() == 0
+    with Server(tmp_path / "log.txt", "--shutdown-timeout", "120", wait=False) as server:
+        seen = None
+        while seen is None:
+            try:
+                seen = server.client.get("/health")
+            except httpx.TransportError:
+                time.sleep(0.02)
+        assert seen.status_code == 200
+        assert server.client.get("/health/ready").status_code == 503
+        assert server.post("/v1/completions", LONG).status_code == 503
+        server.wait_ready()
+        body = {**LONG, "max_tokens": 48, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            stream = events(response)
+            next(stream)
+            server.process.send_signal(signal.SIGTERM)
+            chunks = list(stream)
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.stop() == 0
 
 
 def test_ctrl_c_while_the_model_loads(tmp_path: Path, demo_model: Path) -> None:
-    server = Server(tmp_path / "log.txt", wait=False)
-    time.sleep(1.5)
-    assert server.stop(signal.SIGINT) == 0
+    with Server(tmp_path / "log.txt", wait=False) as server:
+        time.sleep(1.5)
+        assert server.stop(signal.SIGINT) == 0
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -187,7 +187,9 @@ class Scheduler:
                 f"without chunked prefill a step holds at most {limits.max_num_batched_tokens}",
                 param="prompt" if request.num_prompt_tokens > limits.max_num_batched_tokens else "max_tokens",
             )
-        if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs:
+        # Those that the next step can take do not count as queued, however quickly they came.
+        free_slots = max(limits.max_num_seqs - len(self.running), 0)
+        if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs + free_slots:
             raise RequestError(
                 f"{len(self.waiting)} requests wait already, the most allowed",
                 status=429,
