@@ -253,6 +253,7 @@ class AsyncLLM:
             self.front.outputs.fail_all(error)
         except Exception as error:
             logger.exception("the outputs of the engine cannot be read")
+            self._handler = None  # a request that comes from now on starts another one
             open_ids = self.front.outputs.open_ids()
             self.front.outputs.fail_all(EvensongError(f"the outputs of the engine cannot be read: {error!r}"))
             await self._abort_in_core(open_ids)
