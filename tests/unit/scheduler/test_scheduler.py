@@ -65,7 +65,8 @@ def test_an_id_that_lives_is_a_conflict_and_one_that_ended_is_not() -> None:
 
 
 def test_a_full_queue_refuses_new_requests_and_takes_resumed_ones() -> None:
-    driven = Driven(max_num_queued_reqs=2)
+    # One slot is free, so one request beyond it may wait.
+    driven = Driven(max_num_queued_reqs=1, max_num_seqs=1)
     driven.scheduler.add_request(ask("a", [1]))
     driven.scheduler.add_request(ask("b", [1]))
     with pytest.raises(RequestError) as caught:
