@@ -1,4 +1,4 @@
-"""The scheduler and its KV cache said naively, with lists and searches: what a plan must be, and which blocks it takes."""
+"""The scheduler and its KV cache said naively, with lists and searches: what a plan is, which blocks it takes."""
 
 from __future__ import annotations
 

@@ -206,7 +206,8 @@ def test_eos_and_stop_ids_end_a_request_through_the_scheduler() -> None:
     driven.scheduler.add_request(ask("late", [9, 9], 50, stop_token_ids=[3, 7], min_tokens=4))
     driven.scheduler.add_request(ask("full", [9] * 120, None))
     driven.run()
-    assert [driven.tokens(name) for name in ("eos", "stop", "late")] == [[2, 3, 4, 5], [2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7]]
+    expected = [[2, 3, 4, 5], [2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7]]
+    assert [driven.tokens(name) for name in ("eos", "stop", "late")] == expected
     assert (driven.last("stop").stop_reason, driven.last("eos").stop_reason) == (6, None)
     assert len(driven.tokens("full")) == 8 and driven.last("full").finish_reason is FinishReason.LENGTH
 
