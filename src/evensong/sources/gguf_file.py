@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from evensong.protocol.errors import ConfigError
 
 # ggml type number -> (name, elements in a block, bytes of a block)
@@ -58,7 +56,7 @@ class GGUFTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: np.ndarray[Any, np.dtype[np.uint8]]
+    data: memoryview
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class GGUFFile:
         if not isinstance(alignment, int) or alignment <= 0 or alignment > 1 << 20:
             raise self._fail(f"alignment {alignment!r}")
         base = -(-self._at // alignment) * alignment
-        whole = np.frombuffer(self._map, dtype=np.uint8)
+        whole = memoryview(self._map)
         for name, type_number, shape, offset in infos:
             if name in self.tensors:
                 raise self._fail(f"two tensors named {name!r:.80}")
@@ -206,7 +204,7 @@ class GGUFFile:
 
     def _tensor(
         self,
-        whole: np.ndarray[Any, np.dtype[np.uint8]],
+        whole: memoryview,
         base: int,
         name: str,
         type_number: int,

@@ -119,7 +119,8 @@ def _from_gguf(file: GGUFFile) -> list[TensorEntry]:
             rotary = _rotary_heads(file, tensor, heads)
         elif architecture == "llama" and ".self_attn.k_proj." in name:
             rotary = _rotary_heads(file, tensor, kv_heads)
-        entries.append(TensorEntry(name, tensor.dtype, tensor.shape, tensor.data, rotary))
+        data = np.frombuffer(tensor.data, dtype=np.uint8)
+        entries.append(TensorEntry(name, tensor.dtype, tensor.shape, data, rotary))
     return entries
 
 
