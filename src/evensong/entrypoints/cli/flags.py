@@ -15,12 +15,19 @@ from typing import Any, NoReturn
 USAGE = 2
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """One line for a mistake, naming the nearest flag; exit code 2. Flags are never abbreviated."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
-        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        kwargs.setdefault("formatter_class", _Help)
         super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
