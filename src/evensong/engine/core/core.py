@@ -92,9 +92,7 @@ class EngineCore:
     def step(self) -> tuple[Outputs, bool]:
         """One step: outputs by client index, and whether the model ran. Raises what the workers raise."""
         if self.failure is not None:
-            raise RuntimeError(f"the workers failed: {self.failure}")
-        if self.failure is not None:
-            raise ExecutorFailed(self.failure)
+            raise ExecutorFailed(f"the workers failed: {self.failure}")
         if not self.scheduler.has_requests():
             return {}, False
         plan = self.current_plan = self.scheduler.schedule()

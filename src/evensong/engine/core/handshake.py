@@ -88,3 +88,13 @@ class ChildHandshake:
             self._receive(self._stamp.read(frames[0]).type, frames[1])
         except Exception as error:  # one bad message must not end the conversation
             logger.warning("a message of the launcher was dropped: %s", error)
+
+
+def end_context(context: zmq.Context[Any], seconds: float = 2 * LINGER_MS / 1000) -> None:
+    """Waits, at most `seconds`, until the closed sockets of `context` have sent what they held.
+
+    A process that exits before that takes its last words with it.
+    """
+    ending = threading.Thread(target=context.term, name="last-words", daemon=True)
+    ending.start()
+    ending.join(timeout=seconds)

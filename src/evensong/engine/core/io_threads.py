@@ -6,6 +6,7 @@ import collections
 import contextlib
 import os
 import threading
+import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -34,6 +35,7 @@ SEND_HIGH_WATER = 4096
 MAX_BACKLOG = 65536
 RETRY_SECONDS = 0.01
 DEATH_LINGER_MS = 1000
+MAX_REASON = 2000
 ATTEMPT_FIELD = EngineCoreRequest.__struct_fields__.index("attempt")
 
 
@@ -132,17 +134,38 @@ class InputThread:
 
 def _undecodable(type: MessageType, payload: bytes, client_index: int, reason: str) -> Undecodable:
     """What can be saved of a message so that its sender gets an answer: the id at its head."""
-    head: object = None
+    head = _head_of_array(payload)
     attempt: object = 0
     with contextlib.suppress(Exception):
-        fields = msgspec.msgpack.decode(payload)
-        head = fields[0]
-        attempt = fields[ATTEMPT_FIELD]
+        attempt = msgspec.msgpack.decode(payload)[ATTEMPT_FIELD]
     if type is MessageType.ADD and isinstance(head, str):
         return Undecodable(client_index, reason, request_id=head, attempt=attempt if isinstance(attempt, int) else 0)
     if type is MessageType.UTILITY and isinstance(head, int):
         return Undecodable(client_index, reason, call_id=head)
     return Undecodable(client_index, reason)
+
+
+def _head_of_array(payload: bytes) -> object:
+    """The first element of a msgpack array whatever follows it (cut off, nested too deeply); None where there is none.
+
+    Only str and int are read, as records begin with an id. Format bytes: the MessagePack specification.
+    """
+    with contextlib.suppress(IndexError, ValueError, msgspec.DecodeError):
+        start = {0xDC: 3, 0xDD: 5}.get(payload[0], 1 if payload[0] & 0xF0 == 0x90 else len(payload))
+        first = payload[start]
+        if first & 0xE0 == 0xA0:
+            end = start + 1 + (first & 0x1F)
+        elif first in (0xD9, 0xDA, 0xDB):
+            width = 1 << (first - 0xD9)
+            end = start + 1 + width + int.from_bytes(payload[start + 1 : start + 1 + width], "big")
+        elif 0xCC <= first <= 0xD3:
+            end = start + 1 + (1 << (first & 3))
+        elif first < 0x80 or first >= 0xE0:
+            end = start + 1
+        else:
+            return None
+        return msgspec.msgpack.decode(payload[start:end], type=str | int)
+    return None
 
 
 class OutputThread:
@@ -169,7 +192,9 @@ class OutputThread:
 
     def send_death(self, reason: str) -> None:
         """Tells every client that this core dies, after all that was sent before."""
-        self._queue.put(EngineDeath(self._stamp.sender, self._stamp.incarnation, reason))
+        # A lone surrogate (a file's name may hold one) must not cost the clients the notice.
+        text = reason.encode("utf-8", "replace").decode()[:MAX_REASON]
+        self._queue.put(EngineDeath(self._stamp.sender, self._stamp.incarnation, text))
 
     def close(self) -> None:
         """Sends what is queued, waits for it a bounded time, and closes the sockets."""
@@ -193,7 +218,7 @@ class OutputThread:
                     self._flush(sockets)
                     continue
                 if item is None:
-                    self._flush(sockets)
+                    self._flush_last(sockets)
                     return
                 for client_index, frames in self._frames(item):
                     if client_index in self._backlogs:
@@ -236,6 +261,14 @@ class OutputThread:
             elif len(backlog) > 2 * MAX_BACKLOG:
                 backlog.clear()
                 self._inbox.put(ClientLost(client_index))
+
+    def _flush_last(self, sockets: dict[int, zmq.Socket[bytes]]) -> None:
+        """What is still owed, to the clients that read it within a bounded time."""
+        until = time.monotonic() + DEATH_LINGER_MS / 1000
+        self._flush(sockets)
+        while any(self._backlogs.values()) and time.monotonic() < until:
+            time.sleep(RETRY_SECONDS)
+            self._flush(sockets)
 
     def _apology(self, message: EngineCoreOutputs, reason: str) -> EngineCoreOutputs:
         """The message with each part that cannot be encoded replaced by an error; requests so answered end."""

@@ -15,7 +15,7 @@ from setproctitle import setproctitle
 
 from evensong.config.sections import EngineConfig
 from evensong.engine.core.core import EngineCore
-from evensong.engine.core.handshake import ChildHandshake, begin_child
+from evensong.engine.core.handshake import ChildHandshake, begin_child, end_context
 from evensong.engine.core.inbox import Failure, Inbox, Shutdown
 from evensong.engine.core.io_threads import InputThread, OutputThread
 from evensong.engine.core.loop import CoreLoop
@@ -25,11 +25,13 @@ from evensong.protocol.errors import ConfigError, EvensongError
 from evensong.protocol.handshake import Bootstrap, CoreInit, Failed, Ready
 from evensong.protocol.step import SchedulerOutput
 from evensong.protocol.wire import MessageType, Stamp
+from evensong.utils.lifeline import PARENT_GONE
 from evensong.utils.logging import configure_logging, get_logger
 
 logger = get_logger(__name__)
 
 USAGE, FAILURE = 2, 1
+SHUTDOWN_SECONDS = 2.0
 MakeExecutor = Callable[[EngineConfig], Executor]
 
 
@@ -64,16 +66,17 @@ class CoreProcess:
         """The whole life; returns the exit code."""
         self._init_came.wait()
         assert self._init is not None
-        config = msgspec.msgpack.decode(self._init.config, type=EngineConfig)
-        configure_logging(config.observability.log_level, f"core-{self._bootstrap.index}")
+        core: EngineCore | None = None
         try:
-            core = EngineCore(config, lambda: self._make_executor(config), learned=self._init.learned)
-        except Exception as error:
-            return self._failed(error)
-        try:
-            return self._serve(core)
-        finally:
-            core.shutdown()
+            core = self._start(self._init)
+            code = self._serve(core)
+        except (Exception, SystemExit) as error:  # whatever stops the start, the launcher hears why
+            code = self._failed(error)
+        if core is not None:
+            _in_time(core.shutdown)
+        self._handshake.close()
+        end_context(self._context)
+        return code
 
     def stop(self, seconds: float) -> None:
         """Ends the core: after what runs, at the latest in `seconds`; at once while it still starts."""
@@ -82,6 +85,11 @@ class CoreProcess:
             os._exit(0)
         self._inbox.put(Shutdown(seconds))
 
+    def _start(self, init: CoreInit) -> EngineCore:
+        config = msgspec.msgpack.decode(init.config, type=EngineConfig)
+        configure_logging(config.observability.log_level, f"core-{self._bootstrap.index}")
+        return EngineCore(config, lambda: self._make_executor(config), learned=init.learned)
+
     def _on_message(self, type: MessageType, payload: bytes) -> None:
         if type is MessageType.INIT and self._init is None:
             self._init = msgspec.msgpack.decode(payload, type=CoreInit)
@@ -89,13 +97,13 @@ class CoreProcess:
         elif type is MessageType.SHUTDOWN:
             self.stop(msgspec.msgpack.decode(payload, type=float))
 
-    def _failed(self, error: Exception) -> int:
+    def _failed(self, error: BaseException) -> int:
         usage = isinstance(error, ConfigError)
         if not isinstance(error, EvensongError):
             logger.exception("the core cannot start")
         message = str(error) if isinstance(error, EvensongError) else f"{type(error).__name__}: {error}"
-        self._handshake.send(MessageType.FAILED, Failed(message, usage))
-        self._handshake.close()
+        # A path in the message may hold bytes that are no text.
+        self._handshake.send(MessageType.FAILED, Failed(message.encode("utf-8", "replace").decode(), usage))
         return USAGE if usage else FAILURE
 
     def _serve(self, core: EngineCore) -> int:
@@ -105,20 +113,29 @@ class CoreProcess:
         outputs = OutputThread(self._context, clients, stamp, self._inbox)
         inputs = InputThread(self._context, clients, stamp, self._inbox, core.aborts)
         core.executor.register_failure_callback(lambda reason: self._inbox.put(Failure(reason)))
+        if core.failure is not None:
+            self._inbox.put(Failure(core.failure))
         self._loop_runs.set()
         self._handshake.send(MessageType.READY, Ready(core.resources))
         code = 0
         try:
             CoreLoop(core, self._inbox, outputs.send).run()
-        except Exception as error:
+        except BaseException as error:  # a SystemExit that a worker raised is a death like any other
             code = FAILURE
+            # Clients first: they wait.
+            outputs.send_death(f"{type(error).__name__}: {error}")
             logger.exception("the core dies; it ran %s", describe_plan(core.current_plan))
             logger.error("scheduler: %s", core.scheduler.make_stats())
-            outputs.send_death(f"{type(error).__name__}: {error}")
         inputs.close()
         outputs.close()
-        self._handshake.close()
         return code
+
+
+def _in_time(call: Callable[[], None], seconds: float = SHUTDOWN_SECONDS) -> None:
+    """Runs `call`, for at most `seconds`: a worker that hangs must not keep the process alive."""
+    ending = threading.Thread(target=call, name="shutdown", daemon=True)
+    ending.start()
+    ending.join(timeout=seconds)
 
 
 def describe_plan(plan: SchedulerOutput | None) -> str:
@@ -132,7 +149,10 @@ def describe_plan(plan: SchedulerOutput | None) -> str:
 def run_core(fd: int, make_executor: MakeExecutor = UniProcExecutor) -> int:
     """Runs a core whose lifeline is `fd`; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the launcher answers Ctrl-C
-    bootstrap = begin_child(fd)
+    try:
+        bootstrap = begin_child(fd)
+    except EOFError:
+        return PARENT_GONE
     setproctitle(f"evensong:core-{bootstrap.index}")
     process = CoreProcess(bootstrap, make_executor)
     SignalCallback(signal.SIGTERM, lambda: process.stop(0.0))
