@@ -24,6 +24,7 @@ from evensong.worker.runner import Runner
 
 # Forward passes of this many tokens measure the step rate.
 PROBE_TOKENS = 64
+LONG_PROBE_SECONDS = 1.0
 # Share of a CUDA device's free memory that the cache may take.
 CUDA_POOL_SHARE = 0.85
 
@@ -73,7 +74,7 @@ class Worker:
         self._runner.warm_up(1)
 
     def measure_token_rate(self) -> float:
-        """Tokens per second of a forward pass over one sequence, best of two."""
+        """Tokens per second of a forward pass over one sequence, best of two; one is enough where it takes long."""
         runner = self._require_runner()
         tokens = min(PROBE_TOKENS, self._max_model_len)
         best = float("inf")
@@ -81,6 +82,8 @@ class Worker:
             start = time.perf_counter()
             runner.warm_up(tokens)
             best = min(best, time.perf_counter() - start)
+            if best > LONG_PROBE_SECONDS:
+                break
         return tokens / best
 
     def describe(self) -> dict[str, str]:
