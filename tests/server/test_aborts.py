@@ -22,7 +22,7 @@ def server_flags() -> list[str]:
 
 
 async def leave_early(client: httpx.AsyncClient, rng: random.Random) -> None:
-    """One request, dropped after a random time: before admission, in its prompt, between two tokens, or near its end."""
+    """One request, dropped after a random time: before admission, in its prompt, between tokens, or near its end."""
     body = {
         "model": "demo",
         "prompt": [rng.randrange(10, 40000) for _ in range(rng.choice([4, 60, 300]))],
