@@ -1,47 +1,92 @@
-"""What this process may use: processors and memory, the container's limits counted."""
+"""What this process may use: processors and memory, the container's limits counted.
+
+Control groups: version 2 as in the kernel's cgroup-v2 document, version 1 as in its cpu and memory controller
+documents. Limits hold for a group and all groups above it, so the tightest one counts.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-_CGROUP_V2 = Path("/sys/fs/cgroup")
-_CGROUP_V1 = Path("/sys/fs/cgroup/memory")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cpus() -> int:
-    """Processors that this process may run on: its affinity, and the container's quota rounded up."""
+    """Processors that this process may run on: its affinity, and the container's quota rounded up; at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _read(_CGROUP_V2 / "cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
-        count = min(count, max(1, -(-int(quota[0]) // int(quota[1]))))
+    for folder in _groups("cpu"):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if not quota:
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            count = min(count, max(1, -(-int(quota) // int(period))))
     return count
 
 
 def memory_limit_bytes() -> int:
     """Memory that this process may use at most: the container's limit, else the machine's."""
-    total = int(psutil.virtual_memory().total)
-    for path in (_CGROUP_V2 / "memory.max", _CGROUP_V1 / "memory.limit_in_bytes"):
-        text = _read(path)
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
+    limits = [limit for limit, _ in _memory_groups()]
+    return min(limits + [int(psutil.virtual_memory().total)])
 
 
 def available_memory_bytes() -> int:
-    """Memory that can still be taken under the container's limit and on the machine."""
-    available = int(psutil.virtual_memory().available)
-    for folder, used in ((_CGROUP_V2, "memory.current"), (_CGROUP_V1, "memory.usage_in_bytes")):
-        text = _read(folder / used)
-        if text.isdigit():
-            available = min(available, max(memory_limit_bytes() - int(text), 0))
-    return available
+    """Memory that can still be taken under the container's limit and on the machine.
+
+    Pages of files that were read and are not in use do not count as taken: the kernel drops them first.
+    """
+    left = [max(limit - used, 0) for limit, used in _memory_groups()]
+    return min(left + [int(psutil.virtual_memory().available)])
+
+
+def _memory_groups() -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use) of every group that limits this process's memory."""
+    for folder in _groups("memory"):
+        for limit_file, used_file, cache_key in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, used = _read(folder / limit_file), _read(folder / used_file)
+            if limit.isdigit() and used.isdigit():
+                yield int(limit), max(int(used) - _field(folder / "memory.stat", cache_key), 0)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and of those above it, for one controller.
+
+    In a container the paths are often those of the host and do not exist here: the mount's root is its own group then.
+    """
+    for line in _read(OWN_GROUPS).splitlines() or ["0::/"]:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        # Version 2 has one tree at the mount itself; version 1 one for each controller.
+        root = CGROUPS / controller if controllers else CGROUPS
+        folder = root / path.lstrip("/")
+        if not folder.is_dir() or ".." in folder.parts:
+            folder = root
+        while True:
+            yield folder
+            if folder == root:
+                break
+            folder = folder.parent
+
+
+def _field(path: Path, key: str) -> int:
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.isdigit():
+            return int(value)
+    return 0
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:
+    except (OSError, ValueError):
         return ""
