@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from evensong.kernels import torch_ops
-from evensong.kernels.attention import AttentionChunk, attention
+from evensong.kernels.attention import AttentionChunk, AttentionPlan, attention
 from evensong.kernels.linear import AnyRows, Linear, PackedLinear, PlainLinear, RowPlan, RowProver
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None, RowPlan], Linear]
-Attention = Callable[[torch.Tensor, torch.Tensor, Sequence[AttentionChunk], int, int], torch.Tensor]
+Attention = Callable[[torch.Tensor, torch.Tensor, Sequence[AttentionChunk], int, AttentionPlan], torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from evensong.kernels.attention import prove_single_rows
+from evensong.kernels.attention import AttentionPlan, plain_tiles, prove_attention
 from evensong.kernels.dispatch import OpSet, make_linear
 from evensong.kernels.linear import Linear, RowProver
 from evensong.kernels.mode import NumericMode
@@ -48,7 +48,7 @@ class Builder:
         """The output head that shares an embedding table's values."""
         return make_linear(self.ops, self.prover, table.to(self.mode.compute), None)
 
-    def single_rows(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-        """Rows of attention's product for single tokens."""
+    def attention_plan(self, num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionPlan:
+        """How attention over such heads is computed here."""
         group = num_heads // num_kv_heads
-        return prove_single_rows(group, head_dim) if self.ops.invariant else group
+        return prove_attention(group, head_dim) if self.ops.invariant else AttentionPlan(group, plain_tiles)

@@ -45,8 +45,8 @@ class LlamaForCausalLM(CausalLM):
         self._device = build.device
         hidden, vocab = config.hidden_size, config.vocab_size
         self._embedding = build.table("model.embed_tokens.weight", vocab, hidden)
-        single_rows = build.single_rows(config.num_heads, config.num_kv_heads, config.head_dim)
-        shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, single_rows)
+        plan = build.attention_plan(config.num_heads, config.num_kv_heads, config.head_dim)
+        shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, plan)
         self._layers = [self._layer(f"model.layers.{i}", shape, build) for i in range(config.num_layers)]
         self._norm = build.norm("model.norm.weight", hidden)
         self._head: Linear = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet
 from evensong.kernels.linear import Linear
 from evensong.layers.attention.metadata import AttentionMetadata
@@ -15,12 +16,12 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads, in numbers. `single_rows`: see kernels/attention.py."""
+    """Heads, in numbers, and how attention over them is computed."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    single_rows: int
+    plan: AttentionPlan
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,5 @@ class AttentionBlock:
         kv = heads[:, shape.num_heads :].reshape(num_tokens, -1)
         self.ops.write_kv(cache, metadata.write_slots, kv)
         query = heads[:, : shape.num_heads]
-        mixed = self.ops.attention(query, cache, metadata.chunks, shape.num_kv_heads, shape.single_rows)
+        mixed = self.ops.attention(query, cache, metadata.chunks, shape.num_kv_heads, shape.plan)
         return self.output(mixed.reshape(num_tokens, -1))

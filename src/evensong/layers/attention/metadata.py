@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from evensong.kernels.attention import SEGMENT_TOKENS, TILE_KEYS, AttentionChunk
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 # Pairs of a segment and a key tile that are gathered at once: bounds the memory of long contexts.
-MAX_PAIRS = 256
+# As few as keep their float32 copy in the processor's cache.
+MAX_PAIRS = 32
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,21 @@ def build_attention_metadata(
         if count == 1:
             single.append(_Segment(row, computed, 1, slots))
         else:
-            several.extend(
-                _Segment(row + start, computed + start, min(SEGMENT_TOKENS, count - start), slots)
-                for start in range(0, count, SEGMENT_TOKENS)
-            )
+            several.extend(_segments(row, computed, count, slots))
         row += count
     chunks = [*_chunks(single, 1, num_slots, device), *_chunks(several, SEGMENT_TOKENS, num_slots, device)]
+    if len(chunks) == 1 and not several:
+        chunks = [replace(chunks[0], whole=True)]
     written = np.concatenate(write_slots) if write_slots else np.empty(0, dtype=np.int64)
     return AttentionMetadata(torch.from_numpy(written).to(device), tuple(chunks))
+
+
+def _segments(row: int, position: int, count: int, slots: Int64) -> Iterator[_Segment]:
+    """Cuts at multiples of SEGMENT_TOKENS in the sequence, so that no segment reaches into a second tile."""
+    while count > 0:
+        size = min(SEGMENT_TOKENS - position % SEGMENT_TOKENS, count)
+        yield _Segment(row, position, size, slots)
+        row, position, count = row + size, position + size, count - size
 
 
 def _chunks(segments: list[_Segment], tokens: int, null_slot: int, device: torch.device) -> list[AttentionChunk]:
@@ -101,9 +109,12 @@ def _chunk(segments: list[_Segment], tokens: int, null_slot: int, device: torch.
         key_slots[start : start + num_tiles[index]].reshape(-1)[:end] = segment.slots[:end]
         query_rows[index] = segment.row
         query_rows[index, : segment.count] = np.arange(segment.row, segment.row + segment.count)
+        # Padding asks what the last query asks, so it sees a key in every tile, like all others.
+        positions[index] = end - 1
         positions[index, : segment.count] = np.arange(segment.position, end)
     key_positions = tile_of_pair[:, None] * TILE_KEYS + np.arange(TILE_KEYS)
     masked = key_positions[:, None, :] > positions[pair_segments][:, :, None]
+    bias = np.where(masked, np.float32(-np.inf), np.float32(0))
     counts = np.array([segment.count for segment in segments])
     real = np.arange(tokens)[None, :] < counts[:, None]
     output_rows = np.flatnonzero(real)
@@ -118,7 +129,8 @@ def _chunk(segments: list[_Segment], tokens: int, null_slot: int, device: torch.
         target_rows=tensor(query_rows.reshape(-1)[output_rows]),
         pair_segments=tensor(pair_segments),
         key_slots=tensor(key_slots.reshape(-1)),
-        masked=tensor(masked),
+        bias=tensor(bias),
         tile_pairs=tuple(tensor(pairs) for pairs in tile_pairs),
         segment_tokens=tokens,
+        whole=False,
     )
