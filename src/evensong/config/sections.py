@@ -6,7 +6,8 @@ Names are vLLM's where vLLM has the setting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 AUTO: Literal["auto"] = "auto"
@@ -66,6 +67,7 @@ class ObservabilityConfig:
     """Logs and figures."""
 
     disable_log_stats: bool = setting(False, "no stats line every 10 s while busy")
+    use_tqdm_on_load: bool = setting(True, "a progress bar while weights load, where stderr is a terminal")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "least severe line to log", choices=("debug", "info", "warning", "error")
     )
@@ -79,6 +81,12 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+
+
+def for_terminal(config: EngineConfig) -> EngineConfig:
+    """The config of a core whose stderr is this process's: a progress bar only where a person can see it."""
+    bar = config.observability.use_tqdm_on_load and sys.stderr is not None and sys.stderr.isatty()
+    return replace(config, observability=replace(config.observability, use_tqdm_on_load=bar))
 
 
 @dataclass(frozen=True)

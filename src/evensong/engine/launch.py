@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import zmq
 
-from evensong.config.sections import EngineConfig, ServerConfig
+from evensong.config.sections import EngineConfig, ServerConfig, for_terminal
 from evensong.engine.launch_board import READY, Board, Key
 from evensong.engine.launch_child import Child
 from evensong.engine.launch_handshake import HandshakeThread, OnChange
@@ -49,7 +49,7 @@ class Launch:
         limits: Limits = LIMITS,
     ) -> None:
         self.token = secrets.token_bytes(TOKEN_BYTES)
-        self._config = msgspec.Raw(msgspec.msgpack.encode(config))
+        self._config = msgspec.Raw(msgspec.msgpack.encode(for_terminal(config)))
         self._server = msgspec.Raw(msgspec.msgpack.encode(None))
         self._table = table
         self._limits = limits

@@ -28,19 +28,14 @@ WAIT_POLICY = ("OMP_WAIT_POLICY", "passive")
 class UniProcExecutor(Executor):
     """One worker, one thread. Construction loads the model; raises what the worker raises."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        worker_class: str = WORKER_CLASS,
-        progress: Callable[[str, float], None] | None = None,
-    ) -> None:
+    def __init__(self, config: EngineConfig, worker_class: str = WORKER_CLASS) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
         self._callbacks: list[FailureCallback] = []
         self._closed = False
         os.environ.setdefault(*WAIT_POLICY)
         module, _, name = worker_class.partition(":")
         try:
-            self._worker: Any = self._run(lambda: getattr(importlib.import_module(module), name)(config, progress))
+            self._worker: Any = self._run(lambda: getattr(importlib.import_module(module), name)(config))
         except BaseException:
             self._thread.shutdown(wait=False)
             raise

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 TILE_ROWS = 16
-_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 384, 512)
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128)
 # A weight as large as an output head is multiplied with few rows, and each trial of it takes milliseconds.
 _SIZES_LARGE = (1, 2, 4, 8, 16, 32, 64)
 _LARGE_ELEMENTS = 1 << 24

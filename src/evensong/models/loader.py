@@ -18,7 +18,8 @@ from evensong.sources.dequant import Float32, dequantize
 from evensong.sources.model_config import ModelDescription
 from evensong.sources.weights import Weights
 
-Progress = Callable[[float], None]
+# Called after each tensor.
+Progress = Callable[[], object]
 # Tensors that are dequantised ahead of the one being packed: bounds memory, keeps the second core busy.
 _AHEAD = 12
 
@@ -47,7 +48,7 @@ class TensorReader:
         values = dequantize(entry) if future is None else future.result()
         self.num_read += 1
         if self._progress is not None:
-            self._progress(self.num_read / len(self._weights))
+            self._progress()
         # Mapped files are read-only, which torch does not take.
         return torch.from_numpy(values if values.flags.writeable else np.array(values))
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from tqdm import tqdm
 
 from evensong.config.sections import EngineConfig
 from evensong.kernels.mode import describe_kernels, numeric_mode
+from evensong.models.base import CausalLM
 from evensong.models.loader import load_model
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 from evensong.sources.model_config import load_model_description
-from evensong.sources.resolve import resolve_model
+from evensong.sources.resolve import ModelSource, resolve_model
 from evensong.sources.tokenizer import load_tokenizer
 from evensong.sources.weights import open_weights, source_digest
 from evensong.utils.machine import available_memory_bytes, usable_cpus
@@ -24,17 +26,14 @@ from evensong.worker.runner import Runner
 
 # Forward passes of this many tokens measure the step rate.
 PROBE_TOKENS = 64
-LONG_PROBE_SECONDS = 1.0
 # Share of a CUDA device's free memory that the cache may take.
 CUDA_POOL_SHARE = 0.85
-
-Progress = Callable[[str, float], None]
 
 
 class Worker:
     """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache."""
 
-    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._device = pick_device(config.model.device)
         if self._device.type == "cpu":
             # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
@@ -42,12 +41,20 @@ class Worker:
         source = resolve_model(config.model.model, progress=False)
         self._description = load_model_description(source)
         self._mode = numeric_mode(run_dtype(config.model.dtype, self._description.torch_dtype), self._device)
-        report = None if progress is None else lambda done: progress("loading weights", done)
-        self._model = load_model(self._description, open_weights(source), self._mode, self._device, report)
-        self._num_token_ids = min(load_tokenizer(source).vocab_size, self._description.vocab_size)
-        self._digest = source_digest(source)
+        # Both only read files, beside the loading of the weights.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="files") as files:
+            digest = files.submit(source_digest, source)
+            tokenizer = files.submit(load_tokenizer, source)
+            self._model = self._load(source, show=config.observability.use_tqdm_on_load)
+            self._num_token_ids = min(tokenizer.result().vocab_size, self._description.vocab_size)
+            self._digest = digest.result()
         self._max_model_len = self._description.max_position_embeddings
         self._runner: Runner | None = None
+
+    def _load(self, source: ModelSource, *, show: bool) -> CausalLM:
+        weights = open_weights(source)
+        with tqdm(total=len(weights), desc="loading weights", unit="tensor", disable=not show, leave=False) as bar:
+            return load_model(self._description, weights, self._mode, self._device, lambda: bar.update(1))
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer keeps per token."""
@@ -74,17 +81,12 @@ class Worker:
         self._runner.warm_up(1)
 
     def measure_token_rate(self) -> float:
-        """Tokens per second of a forward pass over one sequence, best of two; one is enough where it takes long."""
+        """Tokens per second of a forward pass over one sequence, which the first pass has warmed up."""
         runner = self._require_runner()
         tokens = min(PROBE_TOKENS, self._max_model_len)
-        best = float("inf")
-        for _ in range(2):
-            start = time.perf_counter()
-            runner.warm_up(tokens)
-            best = min(best, time.perf_counter() - start)
-            if best > LONG_PROBE_SECONDS:
-                break
-        return tokens / best
+        start = time.perf_counter()
+        runner.warm_up(tokens)
+        return tokens / (time.perf_counter() - start)
 
     def describe(self) -> dict[str, str]:
         """The fingerprint parts that this rank knows."""

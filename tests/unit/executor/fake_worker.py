@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from evensong.config.sections import EngineConfig
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
@@ -14,11 +13,9 @@ from evensong.protocol.step import ModelOutput, SchedulerOutput
 class RecordingWorker:
     """Notes each call and the thread that made it."""
 
-    def __init__(self, config: EngineConfig, progress: Any = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         if config.model.model == "broken":
             raise ValueError("cannot load")
-        if progress is not None:
-            progress("loading", 1.0)
         self.calls: list[str] = ["init"]
         self.threads = {threading.get_ident()}
         self.gate = threading.Event()

@@ -87,12 +87,6 @@ def test_a_worker_that_cannot_start_says_why() -> None:
         UniProcExecutor(EngineConfig(model=ModelConfig(model="broken")), FAKE)
 
 
-def test_progress_is_passed_on() -> None:
-    seen: list[tuple[str, float]] = []
-    UniProcExecutor(EngineConfig(), FAKE, lambda phase, done: seen.append((phase, done))).shutdown()
-    assert seen == [("loading", 1.0)]
-
-
 def test_shutdown_twice_frees_the_worker() -> None:
     executor = UniProcExecutor(EngineConfig(), FAKE)
     executor.shutdown()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from evensong.config.sections import EngineConfig, ModelConfig
+from evensong.config.sections import EngineConfig, ModelConfig, ObservabilityConfig
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
@@ -54,14 +54,13 @@ def test_fingerprint_parts_are_plain_and_tell_models_apart(folder: Path, tmp_pat
     assert {key for key in parts if parts[key] != rounded[key]} == {"mode", "kv_dtype"}
 
 
-def test_progress_reaches_the_end(folder: Path) -> None:
-    seen: list[tuple[str, float]] = []
-    Worker(
-        EngineConfig(model=ModelConfig(model=str(folder), device="cpu")),
-        lambda phase, done: seen.append((phase, done)),
-    )
-    shares = [done for _, done in seen]
-    assert shares == sorted(shares) and shares[-1] == 1.0
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_bar_shows_the_loading_where_it_is_wanted(
+    folder: Path, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ModelConfig(model=str(folder), device="cpu")
+    Worker(EngineConfig(model=model, observability=ObservabilityConfig(use_tqdm_on_load=shown)))
+    assert ("loading weights" in capsys.readouterr().err) == shown
 
 
 def test_steps_before_the_cache_are_a_bug(folder: Path) -> None:
