@@ -117,7 +117,7 @@ class StepBench:
             )
 
         built = metadata()
-        hidden = self._model.forward(token_ids, positions, self._caches, built)[:: new]
+        hidden = self._model.forward(token_ids, positions, self._caches, built)[::new]
         result = {
             "metadata": best_ms(metadata, repeats),
             "layers": best_ms(lambda: self._model.forward(token_ids, positions, self._caches, built), repeats),

@@ -130,8 +130,10 @@ class NaiveScheduler:
 
     def _being_written(self, job: Job, num_hit: int) -> bool:
         wanted = self._prefix(job, num_hit + 1)
-        return self.caching and (num_hit + 1) * self.size < len(job.tokens) and any(
-            other.published <= num_hit and self._prefix(other, num_hit + 1) == wanted for other in self.running
+        return (
+            self.caching
+            and (num_hit + 1) * self.size < len(job.tokens)
+            and any(other.published <= num_hit and self._prefix(other, num_hit + 1) == wanted for other in self.running)
         )
 
     def _start(self, job: Job, hit: list[int], count: int) -> bool:

@@ -18,9 +18,7 @@ PROMPT = list(range(100, 116))
 
 def make(num_blocks: int = 16, **limits: Any) -> Scheduler:
     settings: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 64}
-    return Scheduler(
-        SchedulerLimits(**(settings | limits)), KVCacheManager(num_blocks, 4, fingerprint="f"), check=True
-    )
+    return Scheduler(SchedulerLimits(**(settings | limits)), KVCacheManager(num_blocks, 4, fingerprint="f"), check=True)
 
 
 def ask(request_id: str, prompt: list[int], max_tokens: int = 8) -> EngineCoreRequest:

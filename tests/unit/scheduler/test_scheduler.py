@@ -244,4 +244,3 @@ def test_a_result_for_a_slot_that_was_lost_meanwhile_is_ignored() -> None:
     driven.scheduler.add_request(ask("r", [2]))
     driven.scheduler.schedule()
     assert driven.scheduler.update_from_output(old, ModelOutput(["r"], [[7]], [None])) == {}
-
