@@ -1,0 +1,113 @@
+"""Logits against `transformers` on the same weights, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from evensong.sources.dequant import dequantize
+from evensong.sources.model_config import ModelDescription
+from evensong.sources.resolve import resolve_model
+from evensong.sources.tokenizer import load_tokenizer
+from evensong.sources.weights import open_weights
+from evensong.testing.tiny_models import byte_tokenizer
+from tests.unit.models.stepping import Stepper, load
+
+TEXT = """When the tide went out, the harbour showed its ribs: chains, old anchors, a bicycle that nobody had asked for.
+Marta walked the wall every morning before the market opened, because the light was cheap then and the gulls had not
+yet begun their arguments. She counted boats. There had been forty-one in her grandfather's time, and nineteen when she
+was a girl; now there were six, and one of those belonged to a dentist who came on Sundays to polish it. Still, the
+numbers were useful. A number, her grandfather used to say, is a small room where you can put a thing down and find it
+again. In 1987 the ferry stopped. In 1994 the cannery burned, and for a week the whole town smelled of sardines and
+paint. She wrote these down as well, in a column of their own, next to the prices of diesel, rope and ice; the pages were
+nearly full, and she did not know who would read them."""
+
+
+def transformers_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].float()
+
+
+def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max())
+
+
+def test_the_demo_model_over_200_positions(demo_model: Path) -> None:
+    source = resolve_model(str(demo_model), progress=False)
+    ours, description = load(str(demo_model), "float32")
+    theirs = transformers.LlamaForCausalLM(llama_config(description)).eval()
+    weights = {name: torch.tensor(dequantize(entry)) for name, entry in open_weights(source).items()}
+    missing, surplus = theirs.load_state_dict(weights, strict=False)
+    assert missing == ["lm_head.weight"] and not surplus
+    theirs.tie_weights()
+    tokens = load_tokenizer(source).encode(TEXT)[:200]
+    assert len(tokens) == 200
+    difference = largest_difference(Stepper(ours).run(tokens, 64), transformers_logits(theirs, tokens))
+    print(f"largest difference of fp32 logits over 200 positions: {difference:.2e}")
+    assert difference < 1e-3
+
+
+def llama_config(model: ModelDescription) -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        max_position_embeddings=model.max_position_embeddings,
+        rms_norm_eps=model.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        tie_word_embeddings=model.tie_word_embeddings,
+        attn_implementation="eager",
+    )
+
+
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 400,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.LlamaConfig(**SMALL, head_dim=8, tie_word_embeddings=False, attention_bias=True, mlp_bias=True),
+        transformers.LlamaConfig(
+            **SMALL,
+            head_dim=16,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        ),
+        transformers.MistralConfig(**SMALL, head_dim=32, sliding_window=None, rms_norm_eps=1e-6),
+    ],
+    ids=["llama with biases", "llama tied, wide heads", "mistral"],
+)
+def test_small_random_models(config: transformers.PreTrainedConfig, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    config.architectures = [type(theirs).__name__]
+    config.save_pretrained(tmp_path)
+    state = {name: value.contiguous() for name, value in theirs.state_dict().items()}
+    if config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    save_file(state, str(tmp_path / "model.safetensors"))
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    ours, _ = load(str(tmp_path), "float32")
+    tokens = torch.randint(0, 300, (290,)).tolist()
+    expected = transformers_logits(theirs, tokens)
+    assert expected.abs().max() > 0.5
+    assert largest_difference(Stepper(ours).run(tokens, 100), expected) < 1e-3
