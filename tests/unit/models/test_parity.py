@@ -23,8 +23,8 @@ yet begun their arguments. She counted boats. There had been forty-one in her gr
 was a girl; now there were six, and one of those belonged to a dentist who came on Sundays to polish it. Still, the
 numbers were useful. A number, her grandfather used to say, is a small room where you can put a thing down and find it
 again. In 1987 the ferry stopped. In 1994 the cannery burned, and for a week the whole town smelled of sardines and
-paint. She wrote these down as well, in a column of their own, next to the prices of diesel, rope and ice; the pages were
-nearly full, and she did not know who would read them."""
+paint. She wrote these down as well, in a column of their own, next to the prices of diesel, rope and ice; the pages
+were nearly full, and she did not know who would read them."""
 
 
 def transformers_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:

@@ -1,0 +1,119 @@
+"""Paged attention against the oracle, and its bits: any batch, chunking, tile implementation with proof."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from evensong.kernels import reference
+from evensong.kernels.attention import (
+    SEGMENT_TOKENS,
+    TILE_KEYS,
+    AttentionPlan,
+    attention,
+    fused_tiles,
+    plain_tiles,
+    prove_attention,
+)
+from evensong.kernels.linear import one_thread
+from evensong.layers.attention.metadata import build_attention_metadata
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 8
+SHAPES = [(9, 3, 64), (4, 4, 16), (7, 1, 32), (2, 1, 8), (1, 1, 80)]
+
+
+class Cache:
+    """Random keys and values of a few sequences in scattered blocks; everything else is NaN."""
+
+    def __init__(self, lengths: list[int], heads: int, kv_heads: int, head_dim: int) -> None:
+        generator = torch.Generator().manual_seed(sum(lengths))
+        blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+        order = np.random.default_rng(0).permutation(sum(blocks) + 3)
+        ends = np.cumsum(blocks)
+        self.tables = [order[end - count : end].astype(np.int64) for count, end in zip(blocks, ends, strict=True)]
+        self.num_slots = len(order) * BLOCK_SIZE
+        self.rows = torch.full((self.num_slots + 1, 2 * kv_heads * head_dim), torch.nan)
+        self.rows[-1] = 0
+        self.queries, self.keys, self.values = [], [], []
+        for length, table in zip(lengths, self.tables, strict=True):
+            kv = torch.randn(length, 2, kv_heads, head_dim, generator=generator)
+            positions = np.arange(length)
+            self.rows[table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE] = kv.view(length, -1)
+            self.keys.append(kv[:, 0])
+            self.values.append(kv[:, 1])
+            self.queries.append(torch.randn(length, heads, head_dim, generator=generator) * 2)
+        self.kv_heads = kv_heads
+
+    def attend(self, work: list[tuple[int, int, int]], plan: AttentionPlan) -> list[torch.Tensor]:
+        """Results for (sequence, first position, count), computed together."""
+        counts = [count for _, _, count in work]
+        tables = [self.tables[index] for index, _, _ in work]
+        metadata = build_attention_metadata(
+            counts, [start for _, start, _ in work], tables, BLOCK_SIZE, self.num_slots, CPU
+        )
+        query = torch.cat([self.queries[index][start : start + count] for index, start, count in work])
+        return list(attention(query, self.rows, metadata.chunks, self.kv_heads, plan).split(counts))
+
+
+def plan_for(shape: tuple[int, int, int]) -> AttentionPlan:
+    return prove_attention(shape[0] // shape[1], shape[2])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_against_the_oracle(shape: tuple[int, int, int]) -> None:
+    lengths = [1, 7, TILE_KEYS, TILE_KEYS + 1, 300]
+    cache = Cache(lengths, *shape)
+    for plan in (plan_for(shape), AttentionPlan(shape[0] // shape[1], plain_tiles)):
+        results = cache.attend([(i, 0, length) for i, length in enumerate(lengths)], plan)
+        for index, result in enumerate(results):
+            for position in {0, len(result) // 2, len(result) - 1}:
+                expected = reference.attention(
+                    cache.queries[index][position],
+                    cache.keys[index][: position + 1],
+                    cache.values[index][: position + 1],
+                )
+                torch.testing.assert_close(result[position], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_by_one_and_together(shape: tuple[int, int, int]) -> None:
+    lengths = [300, 140, 33, 128]
+    cache, plan = Cache(lengths, *shape), plan_for(shape)
+    whole = [cache.attend([(i, 0, length)], plan)[0] for i, length in enumerate(lengths)]
+    rng = np.random.default_rng(1)
+    for _ in range(25):
+        work = []
+        for index in rng.permutation(4)[: rng.integers(1, 5)]:
+            start = int(rng.integers(0, lengths[index]))
+            count = int(rng.choice([1, 1, 2, 20, lengths[index]]))
+            work.append((int(index), start, min(count, lengths[index] - start)))
+        for (index, start, count), result in zip(work, cache.attend(work, plan), strict=True):
+            assert torch.equal(result, whole[index][start : start + count]), work
+    with one_thread():
+        assert torch.equal(cache.attend([(0, 250, 1)], plan)[0], whole[0][250:251])
+
+
+def test_a_large_decode_step() -> None:
+    shape = (9, 3, 64)
+    lengths = [100 + 3 * i for i in range(60)]
+    cache, plan = Cache(lengths, *shape), plan_for(shape)
+    together = cache.attend([(i, length - 1, 1) for i, length in enumerate(lengths)], plan)
+    for index in range(0, 60, 7):
+        assert torch.equal(cache.attend([(index, lengths[index] - 1, 1)], plan)[0], together[index])
+
+
+def test_scores_of_any_size_stay_finite() -> None:
+    shape = (4, 2, 16)
+    cache = Cache([200], *shape)
+    cache.queries[0] *= 1e4
+    result = cache.attend([(0, 0, 200)], plan_for(shape))[0]
+    assert result.isfinite().all()
+
+
+def test_a_plan_needs_proof() -> None:
+    """The plan's short rows give a full segment's bits; where none do, full segments are used."""
+    plan = prove_attention(3, 64)
+    assert plan.single_rows <= SEGMENT_TOKENS * 3 and plan.tiles in (fused_tiles, plain_tiles)
+    assert plan.single_rows >= 3
