@@ -9,7 +9,6 @@ import pytest
 
 from evensong.sources.resolve import resolve_model
 
-
 # A shell's background jobs start with SIGINT ignored, and children inherit that: Ctrl-C tests would test nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
