@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from evensong.executor.uniproc import WAIT_POLICY
 from evensong.sources.resolve import resolve_model
+
+# Read when torch is first imported, which collecting tests does; the reason stands in executor/uniproc.py.
+os.environ.setdefault(*WAIT_POLICY)
 
 # A shell's background jobs start with SIGINT ignored, and children inherit that: Ctrl-C tests would test nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
