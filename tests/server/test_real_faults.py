@@ -69,6 +69,8 @@ def test_health_first_then_a_drain_that_finishes_what_runs(tmp_path: Path, demo_
             server.process.send_signal(signal.SIGTERM)
             chunks = list(stream)
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        # Only waited for: another signal would force what is ending by itself.
+        assert server.process.wait(timeout=60) == 0
         assert server.stop() == 0
 
 
