@@ -65,9 +65,7 @@ def test_a_surplus_tensor(folder: Path) -> None:
 def test_progress_is_called_for_each_tensor(folder: Path) -> None:
     source = resolve_model(str(folder))
     weights, calls = open_weights(source), itertools.count(1)
-    load_model(
-        load_model_description(source), weights, numeric_mode("float32", CPU), CPU, lambda: next(calls)
-    )
+    load_model(load_model_description(source), weights, numeric_mode("float32", CPU), CPU, lambda: next(calls))
     assert next(calls) == len(weights) + 1
 
 
