@@ -17,7 +17,6 @@ import torch
 from evensong.kernels.dispatch import make_linear, ops_for
 from evensong.kernels.linear import RowProver
 from evensong.kernels.mode import NumericMode, numeric_mode
-from evensong.kernels.vocab import row_log_softmax
 from evensong.layers.attention.metadata import build_attention_metadata
 from evensong.models.base import CausalLM
 from evensong.models.loader import load_model
@@ -80,8 +79,6 @@ def op_times(config: ModelDescription, mode: NumericMode, device: torch.device, 
         times[f"rms_norm x{rows}"] = best_ms(lambda: ops.rms_norm(x, norm, 1e-5), repeats)  # noqa: B023
         times[f"silu_mul x{rows}"] = best_ms(lambda: ops.silu_mul(gate_up), repeats)  # noqa: B023
         times[f"rotary x{rows}"] = best_ms(lambda: ops.rotary(q, cos, cos), repeats)  # noqa: B023
-    logits = torch.randn(32, config.vocab_size, device=device)
-    times["row_log_softmax x32"] = best_ms(lambda: row_log_softmax(logits), repeats)
     return times
 
 

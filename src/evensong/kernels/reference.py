@@ -45,8 +45,3 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> 
     values = values.float().repeat_interleave(group, dim=1)
     scores = torch.einsum("hd,khd->hk", query.float(), keys) / math.sqrt(query.shape[-1])
     return torch.einsum("hk,khd->hd", torch.softmax(scores, dim=-1), values)
-
-
-def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Log-softmax over the vocabulary, in float64."""
-    return torch.log_softmax(logits.double(), dim=-1)

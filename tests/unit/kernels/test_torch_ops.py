@@ -9,7 +9,6 @@ import torch
 
 from evensong.kernels import reference, torch_ops
 from evensong.kernels.linear import one_thread
-from evensong.kernels.vocab import row_log_softmax, row_logsumexp
 
 SLICES = ((0, 1), (299, 1), (3, 2), (17, 5), (64, 41), (1, 299))
 
@@ -83,24 +82,3 @@ def test_embedding_and_cache_rows() -> None:
     torch_ops.write_kv(cache, torch.tensor([4, 1]), torch.arange(8.0).view(2, 4))
     assert cache[4].tolist() == [0, 1, 2, 3] and cache[1].tolist() == [4, 5, 6, 7]
     assert cache[[0, 2, 3, 5]].isnan().all()
-
-
-@pytest.mark.parametrize("vocab", [5, 512, 1025, 49152])
-def test_log_softmax(vocab: int) -> None:
-    torch.manual_seed(0)
-    rows = 300 if vocab < 2000 else 40
-    logits = torch.randn(rows, vocab) * 8
-    logits[1, : vocab // 2] = -torch.inf
-    expected = reference.log_softmax(logits)
-    torch.testing.assert_close(row_log_softmax(logits).double(), expected, rtol=1e-5, atol=1e-4)
-    whole = row_log_softmax(logits)
-    for start, count in ((0, 1), (1, 1), (rows - 1, 1), (3, 7), (2, 30)):
-        assert torch.equal(row_log_softmax(logits[start : start + count].clone()), whole[start : start + count])
-        with one_thread():
-            assert torch.equal(row_log_softmax(logits[start : start + count]), whole[start : start + count])
-
-
-def test_logsumexp_of_nothing_is_minus_infinity() -> None:
-    logits = torch.full((2, 700), -torch.inf)
-    logits[1, 3] = 2.5
-    assert row_logsumexp(logits).tolist() == [-torch.inf, 2.5]
