@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from typing import Any
 
 # Runs in either environment: reads "n prompt_len output_len seed" lines, answers seconds.
 PROGRAM = """
-import json, random, sys, time
+import json, os, random, sys, time
 if __name__ == "__main__":
-    out = sys.stdout; sys.stdout = sys.stderr
+    # Engines and their child processes log to what they think is standard output.
+    out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
     settings = json.loads(sys.argv[2])
     if sys.argv[1] == "evensong":
         from evensong import LLM, SamplingParams
@@ -51,19 +53,29 @@ class Side:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment,
+            start_new_session=True,
         )
         self._answer()
+        self._pause()
+
+    def _pause(self) -> None:
+        """Stops its processes: an engine that polls while it has nothing to do would take the other side's cores."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
 
     def run(self, n: int, prompt_len: int, output_len: int, seed: int) -> float:
         """Output tokens per second of one batch, prompt time included."""
         assert self._process.stdin is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
         self._process.stdin.write(f"{n} {prompt_len} {output_len} {seed}\n")
         self._process.stdin.flush()
-        return n * output_len / float(self._answer())
+        seconds = float(self._answer())
+        self._pause()
+        return n * output_len / seconds
 
     def close(self) -> None:
         """Ends the process."""
         assert self._process.stdin is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
         self._process.stdin.close()
         self._process.wait(timeout=60)
 

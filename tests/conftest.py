@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from evensong.executor.uniproc import WAIT_POLICY
 from evensong.sources.resolve import resolve_model
 
-# Read when torch is first imported, which collecting tests does; the reason stands in executor/uniproc.py.
-os.environ.setdefault(*WAIT_POLICY)
+# Here servers, clients and helpers share the cores, so torch's threads sleep at once (see executor/uniproc.py). Read
+# when torch is first imported, which collecting tests does.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A shell's background jobs start with SIGINT ignored, and children inherit that: Ctrl-C tests would test nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

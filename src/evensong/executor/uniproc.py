@@ -19,10 +19,18 @@ from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 
 WORKER_CLASS = "evensong.worker.worker:Worker"
 
-# Torch's OpenMP threads spin while they wait for each other. Where other processes want the same cores, a spinning
-# thread keeps the one that it waits for from running, and a step takes 40 times as long (measured on two cores). Asleep
-# they cost some microseconds per product. Read when torch is first imported; a value that is set already is kept.
-WAIT_POLICY = ("OMP_WAIT_POLICY", "passive")
+# How long torch's OpenMP threads spin before they sleep, in turns of some nanoseconds each. Asleep at once they cost
+# 50 us for each product, which halves the speed of small steps; spinning for long they keep the very thread that they
+# wait for from running wherever other processes want the same cores, and a step takes 100 times as long (both measured
+# on two cores). This many turns outlast the gaps within a layer and little more.
+SPIN_TURNS = "3000"
+_OPENMP_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+def limit_spinning() -> None:
+    """Sets how torch's threads wait, unless the user has. Takes effect only before torch is first imported."""
+    if not any(name in os.environ for name in _OPENMP_WAITING):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_TURNS
 
 
 class UniProcExecutor(Executor):
@@ -32,7 +40,7 @@ class UniProcExecutor(Executor):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
         self._callbacks: list[FailureCallback] = []
         self._closed = False
-        os.environ.setdefault(*WAIT_POLICY)
+        limit_spinning()
         module, _, name = worker_class.partition(":")
         try:
             self._worker: Any = self._run(lambda: getattr(importlib.import_module(module), name)(config))

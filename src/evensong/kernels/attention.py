@@ -24,8 +24,8 @@ TILE_KEYS = 128
 SEGMENT_TOKENS = 16
 _PROOF_BATCHES = (1, 3, 32)
 
-# (q [P, kv_heads, rows, D], k and v [P, kv_heads, TILE_KEYS, D], bias [P, 1, rows, TILE_KEYS], scale), all float32, to
-# (attended values [P, kv_heads, rows, D], log-sum-exp of the scores [P, kv_heads, rows]).
+# (q [P, kv_heads, rows, D], k and v [P, kv_heads, TILE_KEYS, D], float32 bias [P, 1, rows, TILE_KEYS], scale) to
+# (attended values [P, kv_heads, rows, D] in the dtype of q, float32 log-sum-exp of the scores [P, kv_heads, rows]).
 TileAttention = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
 ]
@@ -52,10 +52,14 @@ class AttentionChunk:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How attention is computed on this machine: rows for chunks of single tokens, and what computes a tile."""
+    """How attention is computed on this machine: rows for chunks of single tokens, what computes a tile, in which dtype.
+
+    A tile's sums are kept in float32 in either dtype; bfloat16 rounds its weights and its result.
+    """
 
     single_rows: int
     tiles: TileAttention
+    dtype: torch.dtype = torch.float32
 
 
 def attention(
@@ -86,7 +90,7 @@ def _attend(
     rows = tokens * group
     segments, pairs = query.shape[0] // tokens, chunk.pair_segments.shape[0]
     # The queries that share a key head are the rows of one product: token by token, heads of the group inside.
-    q = query.float().view(segments, tokens, num_kv_heads, group, head_dim).transpose(1, 2)
+    q = query.to(plan.dtype).view(segments, tokens, num_kv_heads, group, head_dim).transpose(1, 2)
     q = q.reshape(segments, num_kv_heads, rows, head_dim)
     bias = chunk.bias.unsqueeze(1)
     if tokens > 1:
@@ -95,11 +99,11 @@ def _attend(
         q = torch.nn.functional.pad(q, (0, 0, 0, plan.single_rows - rows))
     if pairs > segments:
         q = q.index_select(0, chunk.pair_segments)
-    stored = cache.index_select(0, chunk.key_slots).float()
+    stored = cache.index_select(0, chunk.key_slots).to(plan.dtype)
     kv = stored.view(pairs, TILE_KEYS, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
     values, lse = plan.tiles(q, kv[0], kv[1], bias.expand(-1, 1, q.shape[2], TILE_KEYS), head_dim**-0.5)
     if pairs > segments:
-        values = _merge(values, lse, chunk.tile_pairs)
+        values = _merge(values.float(), lse, chunk.tile_pairs)
     values = values[:, :, :rows].view(segments, num_kv_heads, tokens, group, head_dim).transpose(1, 2)
     return values.reshape(segments * tokens, num_heads, head_dim).to(query.dtype)
 
@@ -144,26 +148,28 @@ def plain_tiles(
     return values, total.log_().add_(highest.squeeze(-1))
 
 
-def prove_attention(group: int, head_dim: int) -> AttentionPlan:
-    """The cheapest plan that keeps the bits of full segments on this CPU; no proof, no short rows.
+def prove_attention(group: int, head_dim: int, dtype: torch.dtype) -> AttentionPlan:
+    """The cheapest plan in `dtype` that keeps the bits of full segments on this CPU; no proof, no short rows.
 
     Trial tiles in several batch sizes, on one thread and on all, with every row at every place of its segment.
     """
-    for tiles in (fused_tiles, plain_tiles):
+    # Plain products would round the scores themselves to bfloat16, so they always compute in float32.
+    for tiles, exactness in ((fused_tiles, dtype), (fused_tiles, torch.float32), (plain_tiles, torch.float32)):
         for multiple in (4, 8, 16):
-            rows = -(-group // multiple) * multiple
-            if rows < SEGMENT_TOKENS * group and _same_bits(tiles, rows, group, head_dim):
-                return AttentionPlan(rows, tiles)
+            plan = AttentionPlan(-(-group // multiple) * multiple, tiles, exactness)
+            if plan.single_rows < SEGMENT_TOKENS * group and _same_bits(plan, group, head_dim):
+                return plan
     return AttentionPlan(SEGMENT_TOKENS * group, plain_tiles)
 
 
-def _same_bits(tiles: TileAttention, rows: int, group: int, head_dim: int) -> bool:
-    """Whether tiles of `rows` queries give, one by one and all at once, what tiles of a full segment give."""
+def _same_bits(plan: AttentionPlan, group: int, head_dim: int) -> bool:
+    """Whether the plan's short rows give, one by one and all at once, what tiles of a full segment give."""
+    rows, tiles = plan.single_rows, plan.tiles
     full = SEGMENT_TOKENS * group
     generator = torch.Generator().manual_seed(head_dim)
 
     def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator).to(plan.dtype)
 
     for batch in _PROOF_BATCHES:
         kv = noise(batch, TILE_KEYS, 2, 1, head_dim).permute(2, 0, 3, 1, 4)

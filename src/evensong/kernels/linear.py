@@ -16,11 +16,15 @@ import torch
 
 TILE_ROWS = 16
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128)
+# Worth their trials only where products are fast: there a prompt's rows come in steps of this many.
+_SIZES_BFLOAT16 = (*_SIZES, 192, 256, 320, 384, 448, 512)
 # A weight as large as an output head is multiplied with few rows, and each trial of it takes milliseconds.
 _SIZES_LARGE = (1, 2, 4, 8, 16, 32, 64)
 _LARGE_ELEMENTS = 1 << 24
-# Above this many rows a remainder is cut rather than padded: one more call costs less than the padding.
+# Above this many rows a remainder is cut rather than padded, unless the padding is a small share: one more call, and
+# the copy that joins the pieces, cost less.
 _PAD_BELOW = 64
+_PAD_SHARE = 8
 
 
 class RowPlan:
@@ -43,7 +47,7 @@ class RowPlan:
         while rows > 0:
             fitting = [size for size in self.proven if size <= rows]
             covering = [size for size in self.proven if size >= rows]
-            if covering and (not fitting or rows <= _PAD_BELOW):
+            if covering and (rows <= _PAD_BELOW or not fitting or covering[0] - rows <= rows // _PAD_SHARE):
                 pieces.append(covering[0])
                 break
             pieces.append(fitting[-1])
@@ -159,7 +163,7 @@ class RowProver:
     def _prove(self, linear: Linear, in_features: int, dtype: torch.dtype) -> RowPlan:
         """Trial products of random rows. The input repeats one tile, so that each row is met at every place."""
         large = linear.out_features * in_features > _LARGE_ELEMENTS
-        sizes = _SIZES_LARGE if large else _SIZES
+        sizes = _SIZES_LARGE if large else _SIZES_BFLOAT16 if dtype is torch.bfloat16 else _SIZES
         generator = torch.Generator().manual_seed(in_features)
         tile = torch.randn(TILE_ROWS, in_features, generator=generator).to(dtype)
         x = tile.repeat(-(-sizes[-1] // TILE_ROWS), 1)

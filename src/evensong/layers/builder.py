@@ -51,4 +51,6 @@ class Builder:
     def attention_plan(self, num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionPlan:
         """How attention over such heads is computed here."""
         group = num_heads // num_kv_heads
-        return prove_attention(group, head_dim) if self.ops.invariant else AttentionPlan(group, plain_tiles)
+        if not self.ops.invariant:
+            return AttentionPlan(group, plain_tiles)
+        return prove_attention(group, head_dim, self.mode.compute)

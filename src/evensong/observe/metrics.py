@@ -60,7 +60,7 @@ class EngineMetrics:
             ),
             "e2e_request_latency": histogram("e2e_request_latency_seconds", "Arrival to last token", _REQUEST_BUCKETS),
             "request_queue_time": histogram(
-                "request_queue_time_seconds", "Arrival to admission by the core", _FIRST_TOKEN_BUCKETS
+                "request_queue_time_seconds", "Arrival to the first step that runs it", _FIRST_TOKEN_BUCKETS
             ),
         }
 

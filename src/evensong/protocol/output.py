@@ -34,7 +34,10 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """New tokens of one request. `start` is the index, among its output tokens, of the first one here."""
+    """New tokens of one request. `start` is the index, among its output tokens, of the first one here.
+
+    `scheduled_time`, with its first tokens: when it first got a slot, in seconds of the wall clock.
+    """
 
     request_id: str
     attempt: int
@@ -45,6 +48,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: ErrorBody | None = None
+    scheduled_time: float = 0.0
 
 
 class Admission(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

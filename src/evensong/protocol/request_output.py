@@ -57,5 +57,6 @@ class RequestMetrics(msgspec.Struct):
     """Times of one request, in seconds of the wall clock; None where it has not happened yet."""
 
     arrival_time: float
+    first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None

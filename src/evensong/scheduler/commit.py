@@ -22,6 +22,7 @@ def commit_tokens(
             break
     start = request.num_sent_tokens
     request.num_sent_tokens += kept
+    first = start == len(request.source.output_token_ids)
     return EngineCoreOutput(
         request_id=request.request_id,
         attempt=request.source.attempt,
@@ -31,6 +32,7 @@ def commit_tokens(
         finish_reason=reason,
         stop_reason=stop_reason,
         num_cached_tokens=request.first_cached_tokens or 0,
+        scheduled_time=request.first_scheduled_time if first else 0.0,
     )
 
 

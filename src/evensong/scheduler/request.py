@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum, auto
 
 from evensong.protocol.request import EngineCoreRequest
@@ -21,6 +22,7 @@ class Request:
     __slots__ = (
         "block_hashes",
         "first_cached_tokens",
+        "first_scheduled_time",
         "first_step_id",
         "num_computed_tokens",
         "num_prompt_tokens",
@@ -46,6 +48,8 @@ class Request:
         self.stop_ids = frozenset(source.params.stop_token_ids or ())
         # Prefix-cache hit of the first admission; None until then. Preemption does not change what is reported.
         self.first_cached_tokens: int | None = None
+        # Wall clock, as the front end's arrival times.
+        self.first_scheduled_time = 0.0
         # The step in which it got the slot that it holds; results of earlier steps are not for it.
         self.first_step_id = 0
         self.steps_waited = 0
@@ -64,3 +68,12 @@ class Request:
     def resumed(self) -> bool:
         """True for a request that was admitted before: it skips the queue limit and goes ahead of new ones."""
         return self.source.attempt > 0 or bool(self.source.output_token_ids)
+
+    def run(self, num_cached_tokens: int, step_id: int) -> None:
+        """It has a slot from step `step_id` on, and its first `num_cached_tokens` tokens are computed already."""
+        self.status = RequestStatus.RUNNING
+        self.num_computed_tokens = num_cached_tokens
+        self.first_step_id = step_id
+        if self.first_cached_tokens is None:
+            self.first_cached_tokens = num_cached_tokens
+            self.first_scheduled_time = time.time()

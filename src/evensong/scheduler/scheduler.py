@@ -269,13 +269,10 @@ class Scheduler:
     def _admit(self, request: Request, num_cached: int, count: int, plan: _Plan) -> None:
         self.waiting.remove(request)
         self.running.append(request)
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_cached
-        request.first_step_id = self._step_id + 1
         if request.first_cached_tokens is None:
-            request.first_cached_tokens = num_cached
             self._stats.prefix_cache_queries += request.num_tokens
             self._stats.prefix_cache_hits += num_cached
+        request.run(num_cached, self._step_id + 1)
         source = request.source
         plan.scheduled[request.request_id] = count
         plan.budget.take(count)

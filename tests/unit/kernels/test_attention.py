@@ -22,28 +22,34 @@ from evensong.layers.attention.metadata import build_attention_metadata
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
 SHAPES = [(9, 3, 64), (4, 4, 16), (7, 1, 32), (2, 1, 8), (1, 1, 80)]
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 class Cache:
-    """Random keys and values of a few sequences in scattered blocks; everything else is NaN."""
+    """Random keys and values of a few sequences in scattered blocks; everything else is NaN.
 
-    def __init__(self, lengths: list[int], heads: int, kv_heads: int, head_dim: int) -> None:
+    All are bfloat16 numbers, kept in `dtype`.
+    """
+
+    def __init__(self, lengths: list[int], shape: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> None:
+        heads, kv_heads, head_dim = shape
         generator = torch.Generator().manual_seed(sum(lengths))
         blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         order = np.random.default_rng(0).permutation(sum(blocks) + 3)
         ends = np.cumsum(blocks)
         self.tables = [order[end - count : end].astype(np.int64) for count, end in zip(blocks, ends, strict=True)]
         self.num_slots = len(order) * BLOCK_SIZE
-        self.rows = torch.full((self.num_slots + 1, 2 * kv_heads * head_dim), torch.nan)
+        self.rows = torch.full((self.num_slots + 1, 2 * kv_heads * head_dim), torch.nan, dtype=dtype)
         self.rows[-1] = 0
         self.queries, self.keys, self.values = [], [], []
         for length, table in zip(lengths, self.tables, strict=True):
-            kv = torch.randn(length, 2, kv_heads, head_dim, generator=generator)
+            kv = torch.randn(length, 2, kv_heads, head_dim, generator=generator).bfloat16().to(dtype)
             positions = np.arange(length)
             self.rows[table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE] = kv.view(length, -1)
             self.keys.append(kv[:, 0])
             self.values.append(kv[:, 1])
-            self.queries.append(torch.randn(length, heads, head_dim, generator=generator) * 2)
+            queries = torch.randn(length, heads, head_dim, generator=generator) * 2
+            self.queries.append(queries.bfloat16().to(dtype))
         self.kv_heads = kv_heads
 
     def attend(self, work: list[tuple[int, int, int]], plan: AttentionPlan) -> list[torch.Tensor]:
@@ -57,14 +63,14 @@ class Cache:
         return list(attention(query, self.rows, metadata.chunks, self.kv_heads, plan).split(counts))
 
 
-def plan_for(shape: tuple[int, int, int]) -> AttentionPlan:
-    return prove_attention(shape[0] // shape[1], shape[2])
+def plan_for(shape: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> AttentionPlan:
+    return prove_attention(shape[0] // shape[1], shape[2], dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_the_oracle(shape: tuple[int, int, int]) -> None:
     lengths = [1, 7, TILE_KEYS, TILE_KEYS + 1, 300]
-    cache = Cache(lengths, *shape)
+    cache = Cache(lengths, shape)
     for plan in (plan_for(shape), AttentionPlan(shape[0] // shape[1], plain_tiles)):
         results = cache.attend([(i, 0, length) for i, length in enumerate(lengths)], plan)
         for index, result in enumerate(results):
@@ -77,10 +83,21 @@ def test_against_the_oracle(shape: tuple[int, int, int]) -> None:
                 torch.testing.assert_close(result[position], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_bfloat16_rounds_weights_and_results_alone() -> None:
+    """Scores and sums stay float32: the error is that of a few roundings, not of sums in bfloat16."""
+    shape, lengths = (9, 3, 64), [TILE_KEYS, 700]
+    exact = Cache(lengths, shape).attend([(0, 0, TILE_KEYS), (1, 0, 700)], plan_for(shape))
+    plan = plan_for(shape, torch.bfloat16)
+    rounded = Cache(lengths, shape, torch.bfloat16).attend([(0, 0, TILE_KEYS), (1, 0, 700)], plan)
+    for one, other in zip(exact, rounded, strict=True):
+        torch.testing.assert_close(other.float(), one, rtol=2e-2, atol=8e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_by_one_and_together(shape: tuple[int, int, int]) -> None:
+def test_one_by_one_and_together(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     lengths = [300, 140, 33, 128]
-    cache, plan = Cache(lengths, *shape), plan_for(shape)
+    cache, plan = Cache(lengths, shape, dtype), plan_for(shape, dtype)
     whole = [cache.attend([(i, 0, length)], plan)[0] for i, length in enumerate(lengths)]
     rng = np.random.default_rng(1)
     for _ in range(25):
@@ -95,10 +112,11 @@ def test_one_by_one_and_together(shape: tuple[int, int, int]) -> None:
         assert torch.equal(cache.attend([(0, 250, 1)], plan)[0], whole[0][250:251])
 
 
-def test_a_large_decode_step() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_large_decode_step(dtype: torch.dtype) -> None:
     shape = (9, 3, 64)
     lengths = [100 + 3 * i for i in range(60)]
-    cache, plan = Cache(lengths, *shape), plan_for(shape)
+    cache, plan = Cache(lengths, shape, dtype), plan_for(shape, dtype)
     together = cache.attend([(i, length - 1, 1) for i, length in enumerate(lengths)], plan)
     for index in range(0, 60, 7):
         assert torch.equal(cache.attend([(index, lengths[index] - 1, 1)], plan)[0], together[index])
@@ -106,14 +124,15 @@ def test_a_large_decode_step() -> None:
 
 def test_scores_of_any_size_stay_finite() -> None:
     shape = (4, 2, 16)
-    cache = Cache([200], *shape)
+    cache = Cache([200], shape)
     cache.queries[0] *= 1e4
     result = cache.attend([(0, 0, 200)], plan_for(shape))[0]
     assert result.isfinite().all()
 
 
-def test_a_plan_needs_proof() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_plan_needs_proof(dtype: torch.dtype) -> None:
     """The plan's short rows give a full segment's bits; where none do, full segments are used."""
-    plan = prove_attention(3, 64)
+    plan = prove_attention(3, 64, dtype)
     assert plan.single_rows <= SEGMENT_TOKENS * 3 and plan.tiles in (fused_tiles, plain_tiles)
     assert plan.single_rows >= 3

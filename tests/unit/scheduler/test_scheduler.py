@@ -84,6 +84,20 @@ def test_an_admission_that_throws_leaves_nothing() -> None:
     assert not driven.scheduler.has_requests() and len(driven.scheduler.waiting) == 0
 
 
+def test_the_time_in_the_queue_ends_with_the_first_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told with the first tokens and never again; a preemption does not change it."""
+    clock = iter(float(second) for second in range(100, 200))
+    monkeypatch.setattr("evensong.scheduler.request.time.time", lambda: next(clock))
+    driven = Driven(max_num_seqs=1)
+    for name in ("first", "second"):
+        driven.scheduler.add_request(ask(name, [1, 2, 3], 3))
+    driven.step()
+    driven.scheduler._preempt(driven.scheduler.requests["first"], scheduler_module._Plan(driven.limits))
+    driven.run()
+    told = {name: [o.scheduled_time for o in driven.outputs if o.request_id == name] for name in ("first", "second")}
+    assert told == {"first": [100.0, 0.0, 0.0], "second": [101.0, 0.0, 0.0]}
+
+
 def test_32_requests_compute_a_shared_prefix_once() -> None:
     shared = list(range(100, 180))
     driven = Driven(num_blocks=200, max_num_seqs=32, max_num_batched_tokens=16)

@@ -124,7 +124,6 @@ class OutputProcessor:
             state.num_cached_tokens = admission.num_cached_tokens
         state.num_to_admit -= 1
         if state.num_to_admit == 0:
-            self.metrics.observe("request_queue_time", time.time() - state.metrics.arrival_time)
             state.sink.admitted()
         return len(state.processed.prompt_token_ids) if entry.choice.index == 0 else 0
 
@@ -146,7 +145,7 @@ class OutputProcessor:
         self.metrics.count("determinism_violations", choice.num_violations - before)
         if output.start == 0 and choice.index == 0:
             state.num_cached_tokens = output.num_cached_tokens
-        self._times(entry, count)
+        self._times(entry, count, output.scheduled_time)
         state.mark_changed(choice, count)
         if choice.finished:
             self.metrics.finished(choice.finish_reason or "")
@@ -161,11 +160,15 @@ class OutputProcessor:
         self.metrics.finished("error")
         state.sink.failed(error)
 
-    def _times(self, entry: _Entry, count: int) -> None:
+    def _times(self, entry: _Entry, count: int, scheduled_time: float) -> None:
         if not count:
             return
         now = time.time()
-        arrival = entry.state.metrics.arrival_time
+        metrics = entry.state.metrics
+        arrival = metrics.arrival_time
+        if scheduled_time:
+            metrics.first_scheduled_time = metrics.first_scheduled_time or scheduled_time
+            self.metrics.observe("request_queue_time", scheduled_time - arrival)
         if entry.last_token_time is None:
             self.metrics.observe("time_to_first_token", now - arrival)
         else:

@@ -15,7 +15,7 @@ Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 # Pairs of a segment and a key tile that are gathered at once: bounds the memory of long contexts.
 # As few as keep their float32 copy in the processor's cache.
-MAX_PAIRS = 32
+MAX_PAIRS = 64
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from evensong.engine.frontend.detokenizer import TokenTexts
@@ -80,7 +81,8 @@ def test_a_request_from_admission_to_end() -> None:
     assert state.take() is None
     bench.process(admissions=admit(state, cached=16))
     assert sink(state).num_admitted == 1
-    bench.process(tokens(child, 0, byte_ids("he"), num_cached_tokens=16))
+    scheduled = state.metrics.arrival_time + 2.0
+    bench.process(tokens(child, 0, byte_ids("he"), num_cached_tokens=16, scheduled_time=scheduled))
     bench.process(tokens(child, 2, byte_ids("llo"), FinishReason.LENGTH))
     output = state.take()  # a slow consumer gets both deltas as one
     assert output is not None
@@ -98,6 +100,8 @@ def test_a_request_from_admission_to_end() -> None:
     assert figures["inter_token_latency_seconds_count"] >= 1
     assert figures["e2e_request_latency_seconds_count"] == 1
     assert figures["request_queue_time_seconds_count"] == 1
+    assert figures["request_queue_time_seconds_sum"] == pytest.approx(2.0)
+    assert state.metrics.first_scheduled_time == scheduled
 
 
 def test_cumulative_and_final_only() -> None:
