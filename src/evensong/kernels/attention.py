@@ -52,7 +52,7 @@ class AttentionChunk:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How attention is computed on this machine: rows for chunks of single tokens, what computes a tile, in which dtype.
+    """How this machine computes attention: rows for chunks of single tokens, what computes a tile, in which dtype.
 
     A tile's sums are kept in float32 in either dtype; bfloat16 rounds its weights and its result.
     """

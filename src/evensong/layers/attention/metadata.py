@@ -14,7 +14,7 @@ from evensong.kernels.attention import SEGMENT_TOKENS, TILE_KEYS, AttentionChunk
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 # Pairs of a segment and a key tile that are gathered at once: bounds the memory of long contexts.
-# As few as keep their float32 copy in the processor's cache.
+# As few as keep their copy in the processor's cache.
 MAX_PAIRS = 64
 
 
