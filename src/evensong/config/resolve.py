@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from evensong.config.foreign import is_foreign
 from evensong.config.sections import ENGINE_SECTIONS, CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
 from evensong.protocol.errors import ConfigError
 
@@ -16,12 +17,14 @@ from evensong.protocol.errors import ConfigError
 class EngineArgs:
     """Flat settings of an engine under vLLM's names: `EngineArgs(model="demo", max_num_seqs=8)`.
 
-    The names, types and defaults are the fields of config/sections.py. Raises ConfigError for a name that does not
-    exist, naming the nearest, and for a value of the wrong kind.
+    The names, types and defaults are the fields of config/sections.py; vLLM's others may be given where they ask for
+    nothing that is not so anyway (config/foreign.py). Raises ConfigError for a name that does not exist, naming the
+    nearest, and for a value of the wrong kind.
     """
 
     def __init__(self, model: str = "demo", **settings: Any) -> None:
-        self.settings: dict[str, Any] = {"model": model, **settings}
+        own = {name: value for name, value in settings.items() if not is_foreign(name, value)}
+        self.settings: dict[str, Any] = {"model": model, **own}
         self.config = resolve(self.settings)
 
     def __repr__(self) -> str:

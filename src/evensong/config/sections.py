@@ -33,7 +33,9 @@ class ModelConfig:
     device: Literal["auto", "cpu", "cuda"] = setting(
         "auto", "auto: cuda if there is one, else cpu", choices=("auto", "cpu", "cuda")
     )
-    seed: int = setting(0, "seed of the engine itself; requests without a seed draw their own")
+    seed: int | None = setting(
+        None, "makes the seeds that requests without one draw the same at every start, in order of arrival"
+    )
     max_logprobs: int = setting(20, "most logprobs that a request may ask for at each position")
 
 

@@ -22,7 +22,8 @@ from evensong.kernels.linear import one_thread
 TILE_KEYS = 128
 # Tokens of one sequence that are multiplied together; fewer are padded. Divides TILE_KEYS.
 SEGMENT_TOKENS = 16
-_PROOF_BATCHES = (1, 3, 32)
+_PROOF_BATCHES = (1, 3, 16)
+_PROOF_HEADS = 2
 
 # (q [P, kv_heads, rows, D], k and v [P, kv_heads, TILE_KEYS, D], float32 bias [P, 1, rows, TILE_KEYS], scale) to
 # (attended values [P, kv_heads, rows, D] in the dtype of q, float32 log-sum-exp of the scores [P, kv_heads, rows]).
@@ -172,10 +173,15 @@ def _same_bits(plan: AttentionPlan, group: int, head_dim: int) -> bool:
         return torch.randn(shape, generator=generator).to(plan.dtype)
 
     for batch in _PROOF_BATCHES:
-        kv = noise(batch, TILE_KEYS, 2, 1, head_dim).permute(2, 0, 3, 1, 4)
-        few = noise(batch, 1, rows, head_dim)
+        # Each key comes twice, its value the second time with the other sign: where all are visible the attended values
+        # are rounding errors alone, and tell the order of summation (as in linear.cancelling_operands).
+        half = noise(batch, TILE_KEYS // 2, 2, _PROOF_HEADS, head_dim)
+        again = half[:, torch.randperm(TILE_KEYS // 2, generator=generator)].clone()
+        again[:, :, 1].neg_()
+        kv = torch.cat([half, again], dim=1).permute(2, 0, 3, 1, 4)
+        few = noise(batch, _PROOF_HEADS, rows, head_dim)
         many = few.repeat(1, 1, -(-full // rows), 1)[:, :, :full].contiguous()
-        visible = 1 + torch.arange(batch) * 41 % TILE_KEYS
+        visible = TILE_KEYS - torch.arange(batch) * 41 % TILE_KEYS
         bias = torch.zeros(batch, 1, 1, TILE_KEYS)
         bias.masked_fill_(torch.arange(TILE_KEYS) >= visible.view(-1, 1, 1, 1), -torch.inf)
         expected = tiles(few, kv[0], kv[1], bias.expand(-1, 1, rows, -1), 0.125)

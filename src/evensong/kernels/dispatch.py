@@ -9,9 +9,8 @@ import torch
 
 from evensong.kernels import torch_ops
 from evensong.kernels.attention import AttentionChunk, AttentionPlan, attention
-from evensong.kernels.linear import AnyRows, Linear, PackedLinear, PlainLinear, RowPlan, RowProver
+from evensong.kernels.linear import AnyRows, Linear, MakeLinear, PackedLinear, PlainLinear, RowProver
 
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None, RowPlan], Linear]
 Attention = Callable[[torch.Tensor, torch.Tensor, Sequence[AttentionChunk], int, AttentionPlan], torch.Tensor]
 
 
@@ -58,6 +57,4 @@ def ops_for(device: torch.device) -> OpSet:
 
 def make_linear(ops: OpSet, prover: RowProver, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """A matrix product with `weight` [out, in], its row counts proven on the spot."""
-    linear = ops.linear(weight, bias, RowPlan(()))
-    linear.plan = prover.plan(linear, weight.shape[1], weight.dtype) if ops.invariant else AnyRows()
-    return linear
+    return ops.linear(weight, bias, prover.plan(ops.linear, weight) if ops.invariant else AnyRows())

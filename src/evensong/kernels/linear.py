@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ _SIZES_BFLOAT16 = (*_SIZES, 192, 256, 320, 384, 448, 512)
 # A weight as large as an output head is multiplied with few rows, and each trial of it takes milliseconds.
 _SIZES_LARGE = (1, 2, 4, 8, 16, 32, 64)
 _LARGE_ELEMENTS = 1 << 24
+# Different outputs of a trial weight; more repeat them.
+_TRIAL_OUTPUTS = 256
 # Above this many rows a remainder is cut rather than padded, unless the padding is a small share: one more call, and
 # the copy that joins the pieces, cost less.
 _PAD_BELOW = 64
@@ -131,6 +133,10 @@ class PlainLinear(Linear):
         return torch.nn.functional.linear(x, self._weight)
 
 
+# (weight [out, in], bias, plan) to a product.
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None, RowPlan], Linear]
+
+
 class AnyRows(RowPlan):
     """No cutting at all: for backends that do not promise row invariance."""
 
@@ -143,34 +149,47 @@ class AnyRows(RowPlan):
 
 
 class RowProver:
-    """Finds, once for each weight shape, the row counts that give the tile's bits; shared by all layers of a model.
-
-    `thread_independent` turns False where a tile's bits change with the number of threads; the number then belongs to
-    the numeric mode.
-    """
+    """Finds, once for each weight shape, the row counts that give the tile's bits; shared by all layers of a model."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], RowPlan] = {}
-        self.thread_independent = True
 
-    def plan(self, linear: Linear, in_features: int, dtype: torch.dtype) -> RowPlan:
-        """The plan for weights of the shape of `linear`. Costs some milliseconds for each new shape."""
-        key = (type(linear), linear.out_features, in_features, dtype, torch.get_num_threads())
+    def plan(self, make: MakeLinear, weight: torch.Tensor) -> RowPlan:
+        """The plan for weights like `weight` in what `make` makes of them. Some milliseconds for each new shape."""
+        key = (make, *weight.shape, weight.dtype, torch.get_num_threads())
         if key not in self._plans:
-            self._plans[key] = self._prove(linear, in_features, dtype)
+            self._plans[key] = _prove(make, weight)
         return self._plans[key]
 
-    def _prove(self, linear: Linear, in_features: int, dtype: torch.dtype) -> RowPlan:
-        """Trial products of random rows. The input repeats one tile, so that each row is met at every place."""
-        large = linear.out_features * in_features > _LARGE_ELEMENTS
-        sizes = _SIZES_LARGE if large else _SIZES_BFLOAT16 if dtype is torch.bfloat16 else _SIZES
-        generator = torch.Generator().manual_seed(in_features)
-        tile = torch.randn(TILE_ROWS, in_features, generator=generator).to(dtype)
-        x = tile.repeat(-(-sizes[-1] // TILE_ROWS), 1)
-        expected = linear.multiply(tile)
-        with one_thread():
-            self.thread_independent &= torch.equal(linear.multiply(tile), expected)
-        return RowPlan(tuple(size for size in sizes if _rows_equal(linear.multiply(x[:size]), expected)))
+
+def _prove(make: MakeLinear, weight: torch.Tensor) -> RowPlan:
+    """Trial products, each row at every place of a tile."""
+    large = weight.numel() > _LARGE_ELEMENTS
+    sizes = _SIZES_LARGE if large else _SIZES_BFLOAT16 if weight.dtype is torch.bfloat16 else _SIZES
+    trial, tile = cancelling_operands(weight.shape[0], weight.shape[1], weight.dtype)
+    linear = make(trial, None, RowPlan(()))
+    x = tile.repeat(-(-sizes[-1] // TILE_ROWS), 1)
+    expected = linear.multiply(tile)
+    return RowPlan(tuple(size for size in sizes if _rows_equal(linear.multiply(x[:size]), expected)))
+
+
+def cancelling_operands(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [out, in] and a tile of rows [TILE_ROWS, in] whose exact products are all zero.
+
+    Every term comes a second time with the other sign, in another place. What a library returns is then its rounding
+    errors alone, and they tell the order in which it summed. Of an ordinary sum a bfloat16 result keeps too few bits:
+    another order shows in one of some thousand results.
+    """
+    generator = torch.Generator().manual_seed(in_features)
+    half = in_features // 2
+    place = torch.randperm(half, generator=generator)
+
+    def twice(rows: int, sign: int) -> torch.Tensor:
+        values = torch.randn(rows, half, generator=generator).to(dtype)
+        return torch.cat([values, sign * values[:, place], values.new_zeros(rows, in_features - 2 * half)], dim=1)
+
+    weight = twice(min(out_features, _TRIAL_OUTPUTS), 1)
+    return weight.repeat(-(-out_features // len(weight)), 1)[:out_features], twice(TILE_ROWS, -1)
 
 
 @contextlib.contextmanager

@@ -56,6 +56,7 @@ def make_front_end(
         eos_token_ids=files.description.eos_token_ids,
         max_logprobs=config.model.max_logprobs,
         max_n=max_n,
+        seed=config.model.seed,
     )
     metrics = EngineMetrics(served_model_name(config))
     stats_log = StatsLog(enabled=not config.observability.disable_log_stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,10 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """For one model. `resources` are what the core learned; `max_n` bounds the choices of a request."""
+    """For one model. `resources` are what the core learned; `max_n` bounds the choices of a request.
+
+    `seed` makes the seeds that are drawn for requests without one a fixed series.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class InputProcessor:
         eos_token_ids: Sequence[int],
         max_logprobs: int,
         max_n: int = 16384,
+        seed: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
@@ -52,6 +57,7 @@ class InputProcessor:
         self.eos_token_ids = list(eos_token_ids)
         self.max_logprobs = max_logprobs
         self.max_n = max_n
+        self._random_bits = secrets.randbits if seed is None else random.Random(seed).getrandbits
 
     def process(
         self,
@@ -86,7 +92,7 @@ class InputProcessor:
                 param="min_tokens",
             )
         if params.seed is None:
-            params.seed = secrets.randbits(64) - 2**63
+            params.seed = self._random_bits(64) - 2**63
         unique = f"{request_id}-{secrets.token_hex(4)}"
         arrival = time.time() if arrival_time is None else arrival_time
         children = []

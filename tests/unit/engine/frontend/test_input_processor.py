@@ -183,6 +183,15 @@ class TestChildren:
         assert all(seed is not None and INT64_MIN <= seed <= INT64_MAX for seed in seeds)
         assert any(seed is not None and seed < 0 for seed in seeds)
 
+    def test_the_engine_seed_fixes_the_series_and_nothing_else(self) -> None:
+        def series(seed: int, prompt: str) -> list[int | None]:
+            own = processor(seed=seed)
+            return [own.process(f"{prompt}{n}", prompt, SamplingParams()).params.seed for n in range(3)]
+
+        assert series(5, "a") == series(5, "b") != series(6, "a")
+        assert len(set(series(5, "a"))) == 3
+        assert processor(seed=5).process("r", "a", SamplingParams(seed=9)).params.seed == 9
+
     @pytest.mark.parametrize("seed", [0, 1, -1, INT64_MAX, INT64_MIN])
     def test_each_choice_can_be_had_alone(self, seed: int) -> None:
         children = process("x", SamplingParams(n=8, seed=seed)).children
