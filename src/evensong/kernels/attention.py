@@ -13,11 +13,11 @@ rows, and the library's fused kernel may compute the tiles, where start-up prove
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from evensong.kernels.linear import one_thread
+from evensong.kernels.linear import bits_of, one_thread
 
 TILE_KEYS = 128
 # Tokens of one sequence that are multiplied together; fewer are padded. Divides TILE_KEYS.
@@ -55,12 +55,14 @@ class AttentionChunk:
 class AttentionPlan:
     """How this machine computes attention: rows for chunks of single tokens, what computes a tile, in which dtype.
 
-    A tile's sums are kept in float32 in either dtype; bfloat16 rounds its weights and its result.
+    A tile's sums are kept in float32 in either dtype; bfloat16 rounds its weights and its result. `result` are the bits
+    that a trial tile gave, where there was one.
     """
 
     single_rows: int
     tiles: TileAttention
     dtype: torch.dtype = torch.float32
+    result: bytes = b""
 
 
 def attention(
@@ -158,13 +160,15 @@ def prove_attention(group: int, head_dim: int, dtype: torch.dtype) -> AttentionP
     for tiles, exactness in ((fused_tiles, dtype), (fused_tiles, torch.float32), (plain_tiles, torch.float32)):
         for multiple in (4, 8, 16):
             plan = AttentionPlan(-(-group // multiple) * multiple, tiles, exactness)
-            if plan.single_rows < SEGMENT_TOKENS * group and _same_bits(plan, group, head_dim):
-                return plan
+            result = _same_bits(plan, group, head_dim) if plan.single_rows < SEGMENT_TOKENS * group else b""
+            if result:
+                return replace(plan, result=result)
     return AttentionPlan(SEGMENT_TOKENS * group, plain_tiles)
 
 
-def _same_bits(plan: AttentionPlan, group: int, head_dim: int) -> bool:
-    """Whether the plan's short rows give, one by one and all at once, what tiles of a full segment give."""
+def _same_bits(plan: AttentionPlan, group: int, head_dim: int) -> bytes:
+    """The bits of trial tiles, if the plan's short rows give, one by one and all at once, what full segments give."""
+    given = b""
     rows, tiles = plan.single_rows, plan.tiles
     full = SEGMENT_TOKENS * group
     generator = torch.Generator().manual_seed(head_dim)
@@ -193,9 +197,10 @@ def _same_bits(plan: AttentionPlan, group: int, head_dim: int) -> bool:
         for result in results:
             size = result[0].shape[2]
             if not all(torch.equal(r, e[:, :, :size]) for r, e in zip(result, expected, strict=True)):
-                return False
+                return b""
         last = slice(batch - 1, batch)
         alone = tiles(few[last], kv[0][last], kv[1][last], bias[last].expand(-1, 1, rows, -1), 0.125)
         if not all(torch.equal(a, e[last]) for a, e in zip(alone, expected, strict=True)):
-            return False
-    return True
+            return b""
+        given += bits_of(expected[0])
+    return given

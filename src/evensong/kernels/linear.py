@@ -8,6 +8,7 @@ very weight shape, that every row comes out with the same bits (`RowProver`).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -149,28 +150,33 @@ class AnyRows(RowPlan):
 
 
 class RowProver:
-    """Finds, once for each weight shape, the row counts that give the tile's bits; shared by all layers of a model."""
+    """Finds, once for each weight shape, the row counts that give the tile's bits; shared by all layers of a model.
+
+    `results` are the bits that the tiles gave: a machine that sums in another order gives others.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], RowPlan] = {}
+        self.results: list[bytes] = []
 
     def plan(self, make: MakeLinear, weight: torch.Tensor) -> RowPlan:
         """The plan for weights like `weight` in what `make` makes of them. Some milliseconds for each new shape."""
         key = (make, *weight.shape, weight.dtype, torch.get_num_threads())
         if key not in self._plans:
-            self._plans[key] = _prove(make, weight)
+            self._plans[key], result = _prove(make, weight)
+            self.results.append(bits_of(result))
         return self._plans[key]
 
 
-def _prove(make: MakeLinear, weight: torch.Tensor) -> RowPlan:
-    """Trial products, each row at every place of a tile."""
+def _prove(make: MakeLinear, weight: torch.Tensor) -> tuple[RowPlan, torch.Tensor]:
+    """Trial products, each row at every place of a tile; the plan, and what the tile gave."""
     large = weight.numel() > _LARGE_ELEMENTS
     sizes = _SIZES_LARGE if large else _SIZES_BFLOAT16 if weight.dtype is torch.bfloat16 else _SIZES
     trial, tile = cancelling_operands(weight.shape[0], weight.shape[1], weight.dtype)
     linear = make(trial, None, RowPlan(()))
     x = tile.repeat(-(-sizes[-1] // TILE_ROWS), 1)
     expected = linear.multiply(tile)
-    return RowPlan(tuple(size for size in sizes if _rows_equal(linear.multiply(x[:size]), expected)))
+    return RowPlan(tuple(size for size in sizes if _rows_equal(linear.multiply(x[:size]), expected))), expected
 
 
 def cancelling_operands(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,6 +196,11 @@ def cancelling_operands(out_features: int, in_features: int, dtype: torch.dtype)
 
     weight = twice(min(out_features, _TRIAL_OUTPUTS), 1)
     return weight.repeat(-(-out_features // len(weight)), 1)[:out_features], twice(TILE_ROWS, -1)
+
+
+def bits_of(result: torch.Tensor) -> bytes:
+    """A short digest of a tensor's bits."""
+    return hashlib.blake2b(result.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ def cpu_multiplies_bfloat16() -> bool:
 def describe_kernels(device: torch.device) -> dict[str, str]:
     """What bits depend on besides the mode: library build and instruction set."""
     if device.type == "cpu":
-        # The libraries underneath choose by processor, so its model belongs to the kernels' identity.
+        # Within these the libraries still choose by cache sizes and more: start-up's trials tell (kernels/linear.py).
         return {"torch": str(torch.__version__), "isa": torch.backends.cpu.get_cpu_capability(), "deterministic": "yes"}
     name = torch.cuda.get_device_name(device)
     # The library's products may depend on the number of rows.

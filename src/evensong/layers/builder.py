@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -24,6 +25,7 @@ class Builder:
         self.mode = mode
         self.device = device
         self.prover = RowProver()
+        self._attention_results: list[bytes] = []
 
     def linear(self, parts: dict[str, int], in_features: int, *, bias: bool = False) -> Linear:
         """One matrix product for several projections of the same input: name -> output size, stacked in order."""
@@ -53,4 +55,10 @@ class Builder:
         group = num_heads // num_kv_heads
         if not self.ops.invariant:
             return AttentionPlan(group, plain_tiles)
-        return prove_attention(group, head_dim, self.mode.compute)
+        plan = prove_attention(group, head_dim, self.mode.compute)
+        self._attention_results.append(plan.result)
+        return plan
+
+    def trial_results(self) -> str:
+        """A digest of what all trials gave on this machine."""
+        return hashlib.blake2b(b"".join(self.prover.results + self._attention_results), digest_size=16).hexdigest()

@@ -11,7 +11,13 @@ from evensong.protocol.kv_spec import LayerKVSpec
 
 
 class CausalLM(ABC):
-    """A loaded decoder model."""
+    """A loaded decoder model.
+
+    `trial_results`, set by the loader, is a digest of what trial products gave at start-up: a machine whose libraries
+    sum in another order has another one, and another fingerprint.
+    """
+
+    trial_results: str = ""
 
     @abstractmethod
     def kv_specs(self) -> list[LayerKVSpec]:

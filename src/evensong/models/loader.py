@@ -76,7 +76,9 @@ def load_model(
     """The model, its weights packed for `device`. Raises ConfigError for missing, surplus or mis-shaped tensors."""
     reader = TensorReader(weights, progress)
     try:
-        model = FAMILIES[description.family](description, Builder(reader, ops_for(device), mode, device))
+        builder = Builder(reader, ops_for(device), mode, device)
+        model = FAMILIES[description.family](description, builder)
+        model.trial_results = builder.trial_results()
     finally:
         reader.close()
     surplus = len(weights) - reader.num_read - (description.tie_word_embeddings and "lm_head.weight" in weights)

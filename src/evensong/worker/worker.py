@@ -93,6 +93,7 @@ class Worker:
         return {
             "weights": self._digest,
             "mode": self._mode.name,
+            "trial_results": self._model.trial_results,
             "kv_dtype": str(self._mode.kv).removeprefix("torch."),
             "rope_theta": repr(self._description.rope_theta),
             "tensor_parallel_size": "1",

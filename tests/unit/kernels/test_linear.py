@@ -100,6 +100,21 @@ def test_the_prover_rejects_row_counts_that_change_bits(dtype: torch.dtype) -> N
     assert linear.seen <= {2, 8, 16, 128}
 
 
+def test_another_order_of_summation_is_another_machine() -> None:
+    class Forwards(Moody):
+        good = frozenset(range(1, 600))
+
+    class Backwards(Moody):
+        good = frozenset()
+
+    results = []
+    for kind in (Forwards, Forwards, Backwards):
+        prover = RowProver()
+        assert len(prover.plan(kind, torch.randn(20, 30)).proven) > 20
+        results.append(prover.results)
+    assert results[0] == results[1] != results[2]
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), [(20, 30), (300, 33), (5, 1)])
 def test_trial_sums_are_zero_but_for_rounding(outputs: int, inputs: int) -> None:
     weight, rows = cancelling_operands(outputs, inputs, torch.bfloat16)
