@@ -40,15 +40,17 @@ def size_pool(
     kv_cache_memory_bytes: int | None,
     num_blocks_override: int | None,
 ) -> int:
-    """Number of blocks in the pool; raises ConfigError when not even one sequence step fits.
+    """Number of blocks in the pool; raises ConfigError when not even one sequence step fits, or memory is too small.
 
     `max_model_len` is the model's limit or the user's; the default pool holds max_num_seqs sequences of it, counted up
     to 2,048 tokens each, and never less than one sequence of the whole length where memory allows.
     """
-    if num_blocks_override is not None:
-        return num_blocks_override
     per_block = bytes_per_block(specs, block_size)
+    if num_blocks_override is not None:
+        _check_memory("--num-kv-blocks-override", num_blocks_override, num_blocks_override * per_block, available)
+        return num_blocks_override
     if kv_cache_memory_bytes is not None:
+        _check_memory("--kv-cache-memory-bytes", kv_cache_memory_bytes, kv_cache_memory_bytes, available)
         budget = kv_cache_memory_bytes
     else:
         per_token = per_block // block_size
@@ -60,6 +62,11 @@ def size_pool(
             f"{budget:,}: raise --kv-cache-memory-bytes or free memory"
         )
     return budget // per_block
+
+
+def _check_memory(flag: str, value: int, needed: int, available: int) -> None:
+    if needed > available:
+        raise ConfigError(f"{flag} {value} asks for {needed:,} bytes of KV cache; {available:,} are free")
 
 
 def fit_max_model_len(

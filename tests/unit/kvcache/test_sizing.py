@@ -43,6 +43,16 @@ def test_what_was_asked_for_is_taken() -> None:
     assert size(kv_cache_memory_bytes=3 * 64 * 16 * 5 + 1) == 5
 
 
+def test_more_than_there_is_is_refused_with_the_figures() -> None:
+    """Memory is taken as tokens are written: without this the engine would start, and die under load."""
+    per_block = 3 * 64 * 16
+    assert size(num_blocks_override=7, available=7 * per_block) == 7
+    with pytest.raises(ConfigError, match=r"--num-kv-blocks-override 7 asks for 21,504 bytes.*; 21,503 are free"):
+        size(num_blocks_override=7, available=7 * per_block - 1)
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory-bytes 30000 asks for 30,000 bytes.*; 29,999 are free"):
+        size(kv_cache_memory_bytes=30_000, available=29_999)
+
+
 def test_a_pool_of_less_than_two_blocks_is_refused_with_the_figures() -> None:
     with pytest.raises(ConfigError, match=r"at least 6,144 bytes.*there are 5,000"):
         size(kv_cache_memory_bytes=5000)
