@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import threading
 import weakref
 from typing import Any
 
@@ -15,16 +14,16 @@ import zmq.asyncio
 from evensong.config.sections import EngineConfig
 from evensong.engine.client.base import AsyncCoreClient
 from evensong.engine.client.mp_channel import (
+    CLIENT_INCARNATION,
     DEFAULT_UTILITY_SECONDS,
     ENGINE_INDEX,
     IO_THREADS,
     LAUNCHER,
+    ClientInbox,
     CoreChannel,
     CoreLaunch,
-    UtilityCalls,
     again,
     bind,
-    fault_of,
     open_launch,
     utility_args,
 )
@@ -32,23 +31,20 @@ from evensong.engine.client.resources import BackgroundResources
 from evensong.protocol.errors import EngineDeadError, EngineStartError, EvensongError
 from evensong.protocol.handshake import ClientAddress, Membership
 from evensong.protocol.kv_spec import Resources
-from evensong.protocol.output import EngineCoreOutputs, EngineDeath
+from evensong.protocol.output import EngineCoreOutputs
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.wire import Stamp
 
-CLIENT_INCARNATION = 1
 RETRY_SECONDS = 0.01
 
 
-class AsyncInbox:
-    """What arrives for an AsyncMPClient. `update` and `fail` may be called from any thread."""
+class AsyncInbox(ClientInbox):
+    """The inbox of an AsyncMPClient: waiters live on one loop, once it is known."""
 
     def __init__(self, channel: CoreChannel | None = None) -> None:
+        super().__init__()
         self.channel = channel
-        self.calls = UtilityCalls()
-        self.dead: EngineDeadError | None = None
         self.resources: Resources | None = None
-        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
 
@@ -61,44 +57,27 @@ class AsyncInbox:
             raise again(item)
         return item
 
-    def deliver(self, message: EngineCoreOutputs | EngineDeath) -> None:
-        """Takes a message of the core, on the loop."""
-        if isinstance(message, EngineDeath):
-            self.fail(EngineDeadError(message.reason))
-            return
-        if message.utility is not None:
-            self.calls.resolve(message.utility)
-        if message.outputs or message.admissions or message.stats is not None:
-            self._outputs.put_nowait(message)
-
     def update(self, membership: Membership, fault: EvensongError | None = None) -> None:
-        """What the launcher knows."""
+        """What the launcher knows, from any thread."""
         for member in membership.members:
             if member.index == ENGINE_INDEX:
                 if self.channel is not None:
                     self.channel.incarnation = member.incarnation
                 self.resources = member.resources or self.resources
-        if (error := fault_of(membership, fault)) is not None:
-            self.fail(error)
-
-    def fail(self, error: EngineDeadError) -> None:
-        """Every waiter, now or later, gets `error`; the first reason stays."""
-        with self._lock:
-            if self.dead is not None:
-                return
-            self.dead = error
-            if self._loop is None:
-                self._outputs.put_nowait(error)
-            else:
-                # A closed loop has no waiters left.
-                with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(self._outputs.put_nowait, error)
-        self.calls.fail(error)
+        super().update(membership, fault)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on waiters live on `loop`."""
         with self._lock:
             self._loop = loop
+
+    def _put(self, item: EngineCoreOutputs | EngineDeadError) -> None:
+        if self._loop is None or not isinstance(item, EngineDeadError):
+            self._outputs.put_nowait(item)
+        else:
+            # A closed loop has no waiters left.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._outputs.put_nowait, item)
 
 
 class AsyncMPClient(AsyncCoreClient):

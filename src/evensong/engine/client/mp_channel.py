@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, cast
@@ -30,6 +31,7 @@ from evensong.protocol.wire import (
     unpack,
 )
 
+CLIENT_INCARNATION = 1
 IO_THREADS = 2
 DEFAULT_UTILITY_SECONDS = 300.0
 ENGINE_INDEX = 0
@@ -173,6 +175,43 @@ class UtilityCalls:
             waiting, self._waiting = list(self._waiting.values()), {}
         for future in waiting:
             future.set_exception(error)
+
+
+class ClientInbox(ABC):
+    """What arrives for a client: outputs in order, replies, and at last the reason why there will be no more."""
+
+    def __init__(self) -> None:
+        self.calls = UtilityCalls()
+        self.dead: EngineDeadError | None = None
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def _put(self, item: EngineCoreOutputs | EngineDeadError) -> None:
+        """Queues `item` behind what came before; an error may come from any thread, and under the lock."""
+
+    def deliver(self, message: EngineCoreOutputs | EngineDeath) -> None:
+        """Takes a message of the core, where messages are read."""
+        if isinstance(message, EngineDeath):
+            self.fail(EngineDeadError(message.reason))
+            return
+        if message.utility is not None:
+            self.calls.resolve(message.utility)
+        if message.outputs or message.admissions or message.stats is not None:
+            self._put(message)
+
+    def update(self, membership: Membership, fault: EvensongError | None = None) -> None:
+        """What the launcher knows, on the launcher's thread."""
+        if (error := fault_of(membership, fault)) is not None:
+            self.fail(error)
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Every waiter, now or later, gets `error`; the first reason stays. From any thread."""
+        with self._lock:
+            if self.dead is not None:
+                return
+            self.dead = error
+            self._put(error)
+        self.calls.fail(error)
 
 
 def utility_args(verb: str, timeout: float | None, args: dict[str, Any]) -> msgspec.Raw:

@@ -16,36 +16,32 @@ import zmq
 from evensong.config.sections import EngineConfig
 from evensong.engine.client.base import SyncCoreClient
 from evensong.engine.client.mp_channel import (
+    CLIENT_INCARNATION,
     DEFAULT_UTILITY_SECONDS,
     IO_THREADS,
     LAUNCHER,
+    ClientInbox,
     CoreChannel,
-    UtilityCalls,
     again,
     bind,
-    fault_of,
     open_launch,
     utility_args,
 )
 from evensong.engine.client.resources import BackgroundResources
-from evensong.protocol.errors import EngineDeadError, EvensongError
-from evensong.protocol.handshake import Membership
+from evensong.protocol.errors import EngineDeadError
 from evensong.protocol.kv_spec import Resources
-from evensong.protocol.output import EngineCoreOutputs, EngineDeath
+from evensong.protocol.output import EngineCoreOutputs
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.wire import Stamp
 
-CLIENT_INCARNATION = 1
 RETRY_SECONDS = 0.005
 
 
-class SyncInbox:
-    """What arrives for a SyncMPClient: outputs in order, replies, and at last the reason why there will be no more."""
+class SyncInbox(ClientInbox):
+    """The inbox of a SyncMPClient."""
 
     def __init__(self) -> None:
-        self.calls = UtilityCalls()
-        self.dead: EngineDeadError | None = None
-        self._lock = threading.Lock()
+        super().__init__()
         self._outputs: queue.Queue[EngineCoreOutputs | EngineDeadError] = queue.Queue()
 
     def get(self) -> EngineCoreOutputs:
@@ -57,29 +53,8 @@ class SyncInbox:
             raise again(item)
         return item
 
-    def deliver(self, message: EngineCoreOutputs | EngineDeath) -> None:
-        """Takes a message of the core."""
-        if isinstance(message, EngineDeath):
-            self.fail(EngineDeadError(message.reason))
-            return
-        if message.utility is not None:
-            self.calls.resolve(message.utility)
-        if message.outputs or message.admissions or message.stats is not None:
-            self._outputs.put(message)
-
-    def update(self, membership: Membership, fault: EvensongError | None) -> None:
-        """What the launcher knows, on the launcher's thread."""
-        if (error := fault_of(membership, fault)) is not None:
-            self.fail(error)
-
-    def fail(self, error: EngineDeadError) -> None:
-        """Every waiter, now or later, gets `error`; the first reason stays."""
-        with self._lock:
-            if self.dead is not None:
-                return
-            self.dead = error
-        self.calls.fail(error)
-        self._outputs.put(error)
+    def _put(self, item: EngineCoreOutputs | EngineDeadError) -> None:
+        self._outputs.put(item)
 
 
 class SyncMPClient(SyncCoreClient):
