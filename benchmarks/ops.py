@@ -76,7 +76,7 @@ def op_times(config: ModelDescription, mode: NumericMode, device: torch.device, 
         gate_up = torch.randn(rows, 2 * width, device=device).to(mode.compute)
         q = torch.randn(rows, heads, config.head_dim, device=device).to(mode.compute)
         cos = torch.randn(rows, 1, config.head_dim, device=device).to(mode.compute)
-        times[f"rms_norm x{rows}"] = best_ms(lambda: ops.rms_norm(x, norm, 1e-5), repeats)  # noqa: B023
+        times[f"rms_norm x{rows}"] = best_ms(lambda: ops.rms_norm(x, norm, 1e-5, mode.compute), repeats)  # noqa: B023
         times[f"silu_mul x{rows}"] = best_ms(lambda: ops.silu_mul(gate_up), repeats)  # noqa: B023
         times[f"rotary x{rows}"] = best_ms(lambda: ops.rotary(q, cos, cos), repeats)  # noqa: B023
     return times

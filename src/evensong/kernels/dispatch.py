@@ -19,7 +19,7 @@ class OpSet:
     """One implementation of each op. `invariant`: a row's bits do not depend on the rows computed with it."""
 
     linear: MakeLinear
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], torch.Tensor]
     rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     embedding: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]

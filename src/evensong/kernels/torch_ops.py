@@ -15,15 +15,15 @@ _GRAIN = 32768
 _VECTOR_ELEMENTS = 64
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32. x [rows, hidden] -> the same shape and dtype.
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32. x [rows, hidden] -> the same shape in `dtype`.
 
     Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
     wide = x.float()
     scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return torch.mul(wide, scale).mul_(weight).to(x.dtype)
+    return torch.mul(wide, scale).mul_(weight).to(dtype)
 
 
 def rotary(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

@@ -19,8 +19,12 @@ from evensong.sources.model_config import ModelDescription
 
 @dataclass(frozen=True)
 class LlamaLayer:
-    """One decoder layer: attention and MLP, each on the normed residual stream."""
+    """One decoder layer: attention and MLP, computed in `dtype`, each on the normed residual stream.
 
+    The stream itself is float32: each layer adds to it twice, and bfloat16 would round what all layers wrote each time.
+    """
+
+    dtype: torch.dtype
     attention_norm: torch.Tensor
     attention: AttentionBlock
     mlp_norm: torch.Tensor
@@ -29,10 +33,10 @@ class LlamaLayer:
     def __call__(
         self, x: torch.Tensor, eps: float, cos_sin: CosSin, cache: torch.Tensor, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """x [num_tokens, hidden], changed in place and returned."""
+        """x [num_tokens, hidden] float32, changed in place and returned."""
         norm = self.attention.ops.rms_norm
-        x.add_(self.attention(norm(x, self.attention_norm, eps), cos_sin, cache, metadata))
-        return x.add_(self.mlp(norm(x, self.mlp_norm, eps)))
+        x.add_(self.attention(norm(x, self.attention_norm, eps, self.dtype), cos_sin, cache, metadata))
+        return x.add_(self.mlp(norm(x, self.mlp_norm, eps, self.dtype)))
 
 
 class LlamaForCausalLM(CausalLM):
@@ -60,6 +64,7 @@ class LlamaForCausalLM(CausalLM):
         qkv = {f"{attention}.q_proj": queries, f"{attention}.k_proj": keys, f"{attention}.v_proj": keys}
         gate_up = {f"{mlp}.gate_proj": config.intermediate_size, f"{mlp}.up_proj": config.intermediate_size}
         return LlamaLayer(
+            dtype=build.mode.compute,
             attention_norm=build.norm(f"{prefix}.input_layernorm.weight", config.hidden_size),
             attention=AttentionBlock(
                 ops=build.ops,
@@ -99,11 +104,12 @@ class LlamaForCausalLM(CausalLM):
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         eps = self._config.rms_norm_eps
-        x = self._ops.embedding(token_ids, self._embedding, self._mode.compute)
+        x = self._ops.embedding(token_ids, self._embedding, torch.float32)
         cos_sin = self._rotary.at(positions, self._mode.compute)
         for layer, cache in zip(self._layers, kv_caches, strict=True):
             x = layer(x, eps, cos_sin, cache, metadata)
         return x
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(self._ops.rms_norm(hidden, self._norm, self._config.rms_norm_eps)).float()
+        normed = self._ops.rms_norm(hidden, self._norm, self._config.rms_norm_eps, self._mode.compute)
+        return self._head(normed).float()

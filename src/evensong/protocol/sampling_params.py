@@ -14,6 +14,9 @@ import msgspec
 from evensong.protocol.errors import RequestError
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+# Divided by less than this, any two logits that differ lie further apart than noise reaches: only exact ties, which
+# bfloat16 products make often, would be left to it.
+GREEDY_BELOW = 1e-9
 MAX_STOP_STRINGS = 128
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -64,7 +67,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     @property
     def greedy(self) -> bool:
         """True where no noise is added: the best token, lowest id on a tie."""
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def stop_strings(self) -> list[str]:

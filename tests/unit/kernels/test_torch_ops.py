@@ -26,9 +26,10 @@ def assert_rows_independent(op: Callable[[torch.Tensor], torch.Tensor], x: torch
 def test_rms_norm(hidden: int) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(300, hidden), torch.randn(hidden)
-    torch.testing.assert_close(torch_ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
-    assert_rows_independent(lambda rows: torch_ops.rms_norm(rows, weight, 1e-5), x)
-    assert torch_ops.rms_norm(x.bfloat16(), weight, 1e-5).dtype == torch.bfloat16
+    torch.testing.assert_close(torch_ops.rms_norm(x, weight, 1e-5, torch.float32), reference.rms_norm(x, weight, 1e-5))
+    assert_rows_independent(lambda rows: torch_ops.rms_norm(rows, weight, 1e-5, torch.float32), x)
+    rounded = torch_ops.rms_norm(x, weight, 1e-5, torch.bfloat16)
+    assert torch.equal(rounded, torch_ops.rms_norm(x, weight, 1e-5, torch.float32).bfloat16())
 
 
 @pytest.mark.parametrize("width", [50, 64, 1536, 33024])

@@ -52,6 +52,23 @@ def test_the_demo_model_over_200_positions(demo_model: Path) -> None:
     assert difference < 1e-3
 
 
+def test_bfloat16_is_no_further_from_exact_than_transformers(demo_model: Path) -> None:
+    """Exact: the same bfloat16 weights computed in float32. Mean divergence of the next-token distributions."""
+    source = resolve_model(str(demo_model), progress=False)
+    ours, description = load(str(demo_model), "bfloat16")
+    weights = {name: torch.tensor(dequantize(entry)).bfloat16() for name, entry in open_weights(source).items()}
+    theirs = transformers.LlamaForCausalLM(llama_config(description)).eval()
+    theirs.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
+    theirs.tie_weights()
+    tokens = load_tokenizer(source).encode(TEXT)[:200]
+    exact = transformers_logits(theirs, tokens).log_softmax(-1)
+    rounded = transformers_logits(theirs.to(torch.bfloat16), tokens).log_softmax(-1)
+    own = Stepper(ours).run(tokens, 64).log_softmax(-1)
+    divergence = [float((exact.exp() * (exact - other)).sum(-1).mean()) for other in (own, rounded)]
+    print(f"divergence from float32: {divergence[0]:.1e}, transformers in bfloat16 {divergence[1]:.1e}")
+    assert 0 < divergence[0] < divergence[1] < 0.01
+
+
 def llama_config(model: ModelDescription) -> transformers.LlamaConfig:
     return transformers.LlamaConfig(
         vocab_size=model.vocab_size,

@@ -48,7 +48,8 @@ def test_forms_are_made_one() -> None:
     assert params.stop_strings == ["end"]
     assert params.logit_bias == {5: 1.0, 6: -100.0}
     assert SamplingParams(stop=[], logit_bias={}).stop_strings == []
-    assert SamplingParams(temperature=0).greedy and not SamplingParams(temperature=1e-9).greedy
+    assert SamplingParams(temperature=0).greedy and SamplingParams(temperature=1e-12).greedy
+    assert not SamplingParams(temperature=1e-9).greedy
 
 
 def test_stop_strings_need_text() -> None:

@@ -108,7 +108,7 @@ def naive(logits: np.ndarray[Any, Any], row: SamplingRow) -> int:
             x -= p.presence_penalty + p.frequency_penalty * output.count(i)
         scores[i] = x
     best = max(scores.values())
-    if p.temperature == 0:
+    if p.temperature < 1e-9:
         return min(i for i, x in scores.items() if x == best)
     scaled = {i: (x - best) / p.temperature for i, x in scores.items()}
     if p.min_p:
