@@ -35,7 +35,7 @@ class CausalLM(ABC):
         kv_caches: list[torch.Tensor],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Float32 hidden states [num_tokens, hidden_size], before the last norm; token_ids and positions are [num_tokens].
+        """Float32 hidden states [num_tokens, hidden_size] before the last norm; token_ids and positions [num_tokens].
 
         kv_caches: one [num_slots + 1, 2 * num_kv_heads * head_dim] a layer; the step's keys and values are written.
         """
