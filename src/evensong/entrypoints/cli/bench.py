@@ -53,7 +53,7 @@ def throughput(arguments: list[str]) -> int:
     for section in ENGINE_SECTIONS.values():
         settings |= section_values(options, section)
     resolve(settings)
-    generator = random.Random(options.seed)
+    generator = random.Random(settings.get("seed", 0))
     with LLM(**settings) as llm:
         most = llm.llm_engine.front.inputs.num_token_ids
         prompts = [

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             name = word.split("=")[0]
             message = f"there is no flag {name}" if word.startswith("-") else f"unexpected argument {name!r}"
             known = [option for action in self._actions for option in action.option_strings]
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             if close and word.startswith("-"):
                 message += f"; did you mean {close[0]}?"
         sys.stderr.write(f"{self.prog}: {message}\n")

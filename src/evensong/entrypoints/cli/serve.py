@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import queue
+import shlex
+import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 from setproctitle import setproctitle
@@ -197,9 +200,18 @@ def ready_lines(url: str, model: str, with_key: bool) -> list[str]:
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return [
         f"evensong serves {model} at {url}/v1",
-        f"  chat:  evensong chat --url {url}/v1",
+        f"  chat:  {own_command()} chat --url {url}/v1",
         f"  curl:  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
     ]
+
+
+def own_command() -> str:
+    """How a shell in this folder finds this program: by name where PATH leads to it, else as it was called."""
+    called = Path(sys.argv[0])
+    found = shutil.which("evensong")
+    if called.name != "evensong" or (found is not None and Path(found).resolve() == called.resolve()):
+        return "evensong"
+    return shlex.quote(str(called))
 
 
 def complain(message: str) -> None:
