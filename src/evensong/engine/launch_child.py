@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import re
 import signal
 import site
 import struct
@@ -33,6 +34,8 @@ MAX_LINE_BYTES = 2000
 STDERR_FD = 2
 # Settings that only one process may read; they reach it over the handshake.
 PRIVATE_VARIABLES = ("EVENSONG_API_KEY",)
+# Log lines of utils/logging.py that tell of no fault.
+_ORDINARY_NEWS = re.compile(rb"\d\d:\d\d:\d\d (DEBUG|INFO) ")
 
 
 class LogTail:
@@ -50,8 +53,12 @@ class LogTail:
         self._rest = rest[:MAX_LINE_BYTES]
 
     def last(self, count: int = SHOWN_LINES) -> str:
-        """The last `count` lines as one line for an error, empty when nothing was printed."""
-        lines = [*self._lines, *([self._rest] if self._rest.strip() else [])][-count:]
+        """The last `count` lines as one line for an error, empty when nothing was printed.
+
+        News of an ordinary day are no cause of anything and are left out.
+        """
+        lines = [*self._lines, *([self._rest] if self._rest.strip() else [])]
+        lines = [line for line in lines if not _ORDINARY_NEWS.match(line)][-count:]
         return " | ".join(line.decode("utf-8", "replace").strip() for line in lines)
 
 

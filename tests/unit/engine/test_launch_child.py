@@ -16,8 +16,12 @@ def test_the_last_lines_are_one_line() -> None:
     tail.feed(b"one\ntwo\n\nthr")
     tail.feed(b"ee\nfour\n   \n")
     assert tail.last() == "two | three | four"
+    tail.feed(
+        b"09:26:47 INFO core-0: core start-up\n09:26:48 ERROR core-0: no memory\n09:26:49 INFO core-0: stopping\n"
+    )
+    assert tail.last(2) == "four | 09:26:48 ERROR core-0: no memory"
     tail.feed(b"no newline at the end")
-    assert tail.last(2) == "four | no newline at the end"
+    assert tail.last(2) == "09:26:48 ERROR core-0: no memory | no newline at the end"
 
 
 def test_a_progress_bar_and_bytes_that_are_no_text_do_no_harm() -> None:
