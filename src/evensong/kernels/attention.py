@@ -12,6 +12,8 @@ rows, and the library's fused kernel may compute the tiles, where start-up prove
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,8 +38,9 @@ TileAttention = Callable[
 class AttentionChunk:
     """Some segments of a step: up to `segment_tokens` queries each, and the key tiles that they read.
 
-    S segments, P pairs of a segment and a key tile (segment by segment, tiles in order), Q tokens in a segment.
-    A segment's queries stand in one tile, so each of them sees a key in every tile that it is paired with.
+    S segments, those with most tiles first; P pairs of a segment and a key tile: all first tiles, then the second ones
+    of the segments that have one, and so on; Q tokens in a segment. A segment's queries stand in one tile, so each of
+    them sees a key in every tile that it is paired with.
     """
 
     query_rows: torch.Tensor  # [S * Q] int64, rows of the step's tokens; padding repeats a row
@@ -46,7 +49,7 @@ class AttentionChunk:
     pair_segments: torch.Tensor  # [P] int64
     key_slots: torch.Tensor  # [P * TILE_KEYS] int64, rows of the cache
     bias: torch.Tensor  # [P, Q, TILE_KEYS] float32, -inf where a query must not see a key, else 0
-    tile_pairs: tuple[torch.Tensor, ...]  # for tile t: [S] int64, the pair of each segment, P where it has none
+    tile_sizes: tuple[int, ...]  # for tile t: the number of segments that have one, so S at first; together P
     segment_tokens: int
     whole: bool  # the queries are the step's tokens, all of them, in order
 
@@ -99,34 +102,40 @@ def _attend(
     if tokens > 1:
         bias = bias.repeat_interleave(group, 2)
     elif plan.single_rows > rows:
-        q = torch.nn.functional.pad(q, (0, 0, 0, plan.single_rows - rows))
+        q = q.index_select(2, _repeated(rows, plan.single_rows))
     if pairs > segments:
         q = q.index_select(0, chunk.pair_segments)
     stored = cache.index_select(0, chunk.key_slots).to(plan.dtype)
     kv = stored.view(pairs, TILE_KEYS, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
     values, lse = plan.tiles(q, kv[0], kv[1], bias.expand(-1, 1, q.shape[2], TILE_KEYS), head_dim**-0.5)
     if pairs > segments:
-        values = _merge(values.float(), lse, chunk.tile_pairs)
+        values = _merge(values.float(), lse, chunk)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     values = values[:, :, :rows].view(segments, num_kv_heads, tokens, group, head_dim).transpose(1, 2)
-    return values.reshape(segments * tokens, num_heads, head_dim).to(query.dtype)
+    output.view(segments, tokens, num_kv_heads, group, head_dim).copy_(values)
+    return output
 
 
-def _merge(values: torch.Tensor, lse: torch.Tensor, tile_pairs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Partial results [P, kv_heads, ..] to whole ones [S, kv_heads, ..], tile by tile in order of position.
-
-    A segment without a t-th tile adds exact zeros there, so longer neighbours do not change it.
-    """
-    values = torch.nn.functional.pad(values, (0, 0, 0, 0, 0, 0, 0, 1))
-    lse = torch.nn.functional.pad(lse, (0, 0, 0, 0, 0, 1), value=-torch.inf)
-    tiles = [lse.index_select(0, pairs) for pairs in tile_pairs]
-    best = torch.stack(tiles).amax(0)
-    total = torch.zeros_like(best)
-    merged = values.new_zeros(best.shape[0], *values.shape[1:])
-    for tile, pairs in zip(tiles, tile_pairs, strict=True):
-        weight = tile.sub_(best).exp_()
-        total.add_(weight)
-        merged.add_(values.index_select(0, pairs).mul_(weight.unsqueeze(-1)))
+def _merge(values: torch.Tensor, lse: torch.Tensor, chunk: AttentionChunk) -> torch.Tensor:
+    """Partial results [P, kv_heads, ..] to whole ones [S, kv_heads, ..], tile by tile in order of position."""
+    ends = list(itertools.accumulate(chunk.tile_sizes))
+    later = [(slice(end - size, end), size) for end, size in zip(ends[1:], chunk.tile_sizes[1:], strict=True)]
+    best = lse[: ends[0]].clone()
+    for place, size in later:
+        torch.maximum(best[:size], lse[place], out=best[:size])
+    weights = lse.sub(best.index_select(0, chunk.pair_segments)).exp_()
+    values.mul_(weights.unsqueeze(-1))
+    total, merged = weights[: ends[0]], values[: ends[0]]
+    for place, size in later:
+        total[:size].add_(weights[place])
+        merged[:size].add_(values[place])
     return merged.div_(total.unsqueeze(-1))
+
+
+@functools.cache
+def _repeated(rows: int, count: int) -> torch.Tensor:
+    """Indices that repeat 0..rows-1 up to `count`."""
+    return torch.arange(count) % rows
 
 
 def fused_tiles(

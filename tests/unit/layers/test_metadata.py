@@ -21,7 +21,9 @@ def seen_slots(metadata: AttentionMetadata) -> dict[int, list[int]]:
         for output, target in zip(chunk.output_rows.tolist(), chunk.target_rows.tolist(), strict=True):
             segment, token = divmod(output, chunk.segment_tokens)
             assert chunk.query_rows[output] == target and target not in seen
-            pairs = [int(p[segment]) for p in chunk.tile_pairs if p[segment] < len(slots)]
+            sizes = chunk.tile_sizes
+            assert sum(sizes) == len(slots) and sorted(sizes, reverse=True) == list(sizes)
+            pairs = [sum(sizes[:tile]) + segment for tile, size in enumerate(sizes) if segment < size]
             assert all(chunk.pair_segments[pair] == segment for pair in pairs)
             seen[target] = [int(s) for pair in pairs for s in slots[pair][chunk.bias[pair, token] == 0]]
         # No query, padding included, may meet a tile in which it sees nothing.

@@ -59,7 +59,7 @@ def build_attention_metadata(
             several.extend(_segments(row, computed, count, slots))
         row += count
     chunks = [*_chunks(single, 1, num_slots, device), *_chunks(several, SEGMENT_TOKENS, num_slots, device)]
-    if len(chunks) == 1 and not several:
+    if len(chunks) == 1 and not several and bool((chunks[0].query_rows.diff() > 0).all()):
         chunks = [replace(chunks[0], whole=True)]
     written = np.concatenate(write_slots) if write_slots else np.empty(0, dtype=np.int64)
     return AttentionMetadata(torch.from_numpy(written).to(device), tuple(chunks))
@@ -74,11 +74,11 @@ def _segments(row: int, position: int, count: int, slots: Int64) -> Iterator[_Se
 
 
 def _chunks(segments: list[_Segment], tokens: int, null_slot: int, device: torch.device) -> list[AttentionChunk]:
-    """Whole segments, as many as fit in MAX_PAIRS, at least one a chunk."""
+    """Whole segments, those with most tiles first, as many as fit in MAX_PAIRS, at least one a chunk."""
     chunks: list[AttentionChunk] = []
     part: list[_Segment] = []
     pairs = 0
-    for segment in segments:
+    for segment in sorted(segments, key=_num_tiles, reverse=True):
         tiles = _num_tiles(segment)
         if part and pairs + tiles > MAX_PAIRS:
             chunks.append(_chunk(part, tokens, null_slot, device))
@@ -98,8 +98,9 @@ def _chunk(segments: list[_Segment], tokens: int, null_slot: int, device: torch.
     num_tiles = np.array([_num_tiles(segment) for segment in segments])
     first_pair = np.concatenate([[0], np.cumsum(num_tiles)[:-1]])
     num_pairs = int(num_tiles.sum())
-    pair_segments = np.repeat(np.arange(len(segments)), num_tiles)
-    tile_of_pair = np.arange(num_pairs) - first_pair[pair_segments]
+    tile_sizes = [int((num_tiles > tile).sum()) for tile in range(num_tiles[0])]
+    pair_segments = np.concatenate([np.arange(size) for size in tile_sizes])
+    tile_of_pair = np.repeat(np.arange(len(tile_sizes)), tile_sizes)
     key_slots = np.full((num_pairs, TILE_KEYS), null_slot, dtype=np.int64)
     query_rows = np.empty((len(segments), tokens), dtype=np.int64)
     positions = np.zeros((len(segments), tokens), dtype=np.int64)
@@ -118,7 +119,6 @@ def _chunk(segments: list[_Segment], tokens: int, null_slot: int, device: torch.
     counts = np.array([segment.count for segment in segments])
     real = np.arange(tokens)[None, :] < counts[:, None]
     output_rows = np.flatnonzero(real)
-    tile_pairs = [np.where(num_tiles > t, first_pair + t, num_pairs) for t in range(int(num_tiles.max()))]
 
     def tensor(array: Any) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -128,9 +128,9 @@ def _chunk(segments: list[_Segment], tokens: int, null_slot: int, device: torch.
         output_rows=tensor(output_rows),
         target_rows=tensor(query_rows.reshape(-1)[output_rows]),
         pair_segments=tensor(pair_segments),
-        key_slots=tensor(key_slots.reshape(-1)),
+        key_slots=tensor(key_slots[first_pair[pair_segments] + tile_of_pair].reshape(-1)),
         bias=tensor(bias),
-        tile_pairs=tuple(tensor(pairs) for pairs in tile_pairs),
+        tile_sizes=tuple(tile_sizes),
         segment_tokens=tokens,
         whole=False,
     )
