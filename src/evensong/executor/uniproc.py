@@ -23,7 +23,7 @@ WORKER_CLASS = "evensong.worker.worker:Worker"
 # 50 us for each product, which halves the speed of small steps; spinning for long they keep the very thread that they
 # wait for from running wherever other processes want the same cores, and a step takes 100 times as long (both measured
 # on two cores). This many turns outlast the gaps within a layer and little more.
-SPIN_TURNS = "3000"
+SPIN_TURNS = "10000"
 _OPENMP_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
