@@ -137,5 +137,7 @@ def _check_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
         value = getattr(scheduler, name)
         if value is not None:
             _at_least(name, value, 1)
+    if not 0.01 <= scheduler.step_seconds <= 60:
+        raise ConfigError(f"step_seconds must be in 0.01..60, got {scheduler.step_seconds}")
     _at_least("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0)
     _at_least("max_num_queued_reqs", scheduler.max_num_queued_reqs, 1)

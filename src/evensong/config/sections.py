@@ -57,7 +57,10 @@ class SchedulerConfig:
 
     max_num_seqs: int | None = setting(None, "most requests in one step (default: 64 on CPU, 256 on CUDA)")
     max_num_batched_tokens: int | None = setting(
-        None, "most tokens in one step (default on CPU: chosen at start so that a step stays under 250 ms)"
+        None, "most tokens in one step (default on CPU: chosen at start so that a step stays under --step-seconds)"
+    )
+    step_seconds: float = setting(
+        0.25, "on CPU: how long others may have to wait for a step (default for LLM: 1, it has no one who waits)"
     )
     enable_chunked_prefill: bool = setting(True, "compute long prompts over several steps")
     long_prefill_token_threshold: int = setting(0, "most tokens of one prompt in a step; 0: no limit of its own")

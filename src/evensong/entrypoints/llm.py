@@ -27,6 +27,8 @@ ProgressBar = Callable[..., Any]
 Messages = Sequence[Mapping[str, Any]]
 # The queue limit protects a server from its clients; a batch of one's own may be as long as it likes.
 UNLIMITED_QUEUE = 2**31 - 1
+# Nobody watches a batch's tokens arrive, so its steps may be long; Ctrl-C still waits for no more than one.
+BATCH_STEP_SECONDS = 1.0
 
 
 @control_verbs
@@ -38,6 +40,7 @@ class LLM:
 
     def __init__(self, model: str = "demo", *, multiprocess: bool = True, **settings: Any) -> None:
         settings.setdefault("max_num_queued_reqs", UNLIMITED_QUEUE)
+        settings.setdefault("step_seconds", BATCH_STEP_SECONDS)
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model, **settings), multiprocess=multiprocess)
         self._numbers = itertools.count()
         self._finalizer = weakref.finalize(self, self.llm_engine.shutdown)

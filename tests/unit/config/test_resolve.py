@@ -51,6 +51,8 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", -1),
         ("long_prefill_token_threshold", -1),
+        ("step_seconds", 0),
+        ("step_seconds", 100.0),
         ("max_num_queued_reqs", 0),
         ("num_kv_blocks_override", 1),
         ("kv_cache_memory_bytes", 0),

@@ -18,8 +18,6 @@ from evensong.protocol.wire import PROTOCOL_VERSION
 
 DEFAULT_MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-# On CPU a step should not keep others waiting for longer than this (spec E4).
-STEP_SECONDS = 0.25
 MIN_BATCHED_TOKENS = 64
 # Matrix products run over tiles of this many rows: a step that fills them wastes nothing.
 ROWS_PER_TILE = 16
@@ -105,7 +103,7 @@ def _step_size(
         return learned.max_num_batched_tokens
     if device != "cpu":
         return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
-    tokens = int(executor.measure_token_rate() * STEP_SECONDS) // ROWS_PER_TILE * ROWS_PER_TILE
+    tokens = int(executor.measure_token_rate() * scheduler.step_seconds) // ROWS_PER_TILE * ROWS_PER_TILE
     # Every running request must get its token; a step of fewer tokens would starve some.
     all_running = -(-max_num_seqs // ROWS_PER_TILE) * ROWS_PER_TILE
     return max(min(tokens, DEFAULT_MAX_NUM_BATCHED_TOKENS), MIN_BATCHED_TOKENS, all_running)

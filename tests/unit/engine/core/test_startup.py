@@ -42,6 +42,7 @@ def test_auto_is_reduced_to_what_fits_and_a_number_is_refused() -> None:
 
 def test_a_step_lasts_a_quarter_of_a_second_within_bounds() -> None:
     assert learn()[0].max_num_batched_tokens == 992
+    assert learn(step_seconds=0.125)[0].max_num_batched_tokens == 496
     assert learn(rate=1.0, max_num_seqs=4)[0].max_num_batched_tokens == MIN_BATCHED_TOKENS
     assert learn(rate=1.0, max_num_seqs=100)[0].max_num_batched_tokens in range(100, 128)
     assert learn(rate=1e9)[0].max_num_batched_tokens == 2048
