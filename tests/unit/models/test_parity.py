@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from evensong.sources.dequant import dequantize
 from evensong.sources.model_config import ModelDescription
-from evensong.sources.resolve import resolve_model
+from evensong.sources.resolve import ModelSource, resolve_model
 from evensong.sources.tokenizer import load_tokenizer
 from evensong.sources.weights import open_weights
 from evensong.testing.tiny_models import byte_tokenizer
@@ -27,6 +28,16 @@ paint. She wrote these down as well, in a column of their own, next to the price
 were nearly full, and she did not know who would read them."""
 
 
+def transformers_model(source: ModelSource, description: ModelDescription, stored: torch.dtype) -> Any:
+    """A model with tied embeddings in float32, its weights rounded to `stored`."""
+    model = transformers.LlamaForCausalLM(llama_config(description)).eval()
+    weights = {name: torch.tensor(dequantize(entry)).to(stored).float() for name, entry in open_weights(source).items()}
+    missing, surplus = model.load_state_dict(weights, strict=False)
+    assert missing == ["lm_head.weight"] and not surplus
+    model.tie_weights()
+    return model
+
+
 def transformers_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         return model(torch.tensor([tokens])).logits[0].float()
@@ -40,11 +51,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_the_demo_model_over_200_positions(demo_model: Path) -> None:
     source = resolve_model(str(demo_model), progress=False)
     ours, description = load(str(demo_model), "float32")
-    theirs = transformers.LlamaForCausalLM(llama_config(description)).eval()
-    weights = {name: torch.tensor(dequantize(entry)) for name, entry in open_weights(source).items()}
-    missing, surplus = theirs.load_state_dict(weights, strict=False)
-    assert missing == ["lm_head.weight"] and not surplus
-    theirs.tie_weights()
+    theirs = transformers_model(source, description, torch.float32)
     tokens = load_tokenizer(source).encode(TEXT)[:200]
     assert len(tokens) == 200
     difference = largest_difference(Stepper(ours).run(tokens, 64), transformers_logits(theirs, tokens))
@@ -56,10 +63,7 @@ def test_bfloat16_is_no_further_from_exact_than_transformers(demo_model: Path) -
     """Exact: the same bfloat16 weights computed in float32. Mean divergence of the next-token distributions."""
     source = resolve_model(str(demo_model), progress=False)
     ours, description = load(str(demo_model), "bfloat16")
-    weights = {name: torch.tensor(dequantize(entry)).bfloat16() for name, entry in open_weights(source).items()}
-    theirs = transformers.LlamaForCausalLM(llama_config(description)).eval()
-    theirs.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
-    theirs.tie_weights()
+    theirs = transformers_model(source, description, torch.bfloat16)
     tokens = load_tokenizer(source).encode(TEXT)[:200]
     exact = transformers_logits(theirs, tokens).log_softmax(-1)
     rounded = transformers_logits(theirs.to(torch.bfloat16), tokens).log_softmax(-1)

@@ -15,13 +15,10 @@ from evensong.engine.core.core import EngineCore, Outputs
 from evensong.executor.base import Executor
 from evensong.executor.uniproc import UniProcExecutor
 from evensong.protocol.control import VERBS
-from evensong.protocol.errors import EngineDeadError, ErrorBody, EvensongError, RequestError, UtilityError
+from evensong.protocol.errors import EngineDeadError, EvensongError, UtilityError
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from evensong.protocol.request import EngineCoreRequest
-from evensong.utils.logging import get_logger
-
-logger = get_logger(__name__)
 
 MakeExecutor = Callable[[EngineConfig], Executor]
 
@@ -43,14 +40,7 @@ class InprocClient(SyncCoreClient):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._check_alive()
-        try:
-            self._admissions.append(self._core.add_request(request))
-        except RequestError as error:
-            self._admissions.append(Admission(request.request_id, request.attempt, refusal=error.body()))
-        except Exception as error:  # a bug, or a part of another's: this request gets it, the core lives on
-            logger.exception("request %s failed on admission", request.request_id)
-            body = ErrorBody(f"the request failed on admission: {error}", 500, "internal_error")
-            self._admissions.append(Admission(request.request_id, request.attempt, refusal=body))
+        self._admissions.append(self._core.add_request(request))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         self._check_alive()

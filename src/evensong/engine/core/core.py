@@ -16,6 +16,7 @@ from evensong.engine.core.startup import initialize_kv_caches
 from evensong.executor.base import Executor
 from evensong.kvcache.manager import KVCacheManager
 from evensong.observe.phases import Phases
+from evensong.protocol.errors import ErrorBody, RequestError
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
@@ -82,8 +83,15 @@ class EngineCore:
         logger.info("core start-up: %s", phases.line())
 
     def add_request(self, request: EngineCoreRequest) -> Admission:
-        """Admits a request; raises RequestError when it is refused."""
-        return self.scheduler.add_request(request)
+        """ADMITTED or REFUSED. Whatever admission raises is that request's answer; the core lives on."""
+        try:
+            return self.scheduler.add_request(request)
+        except RequestError as error:
+            body = error.body()
+        except Exception as error:  # a bug, or a part of another's
+            logger.exception("request %s failed on admission", request.request_id)
+            body = ErrorBody(f"the request failed on admission: {error}", 500, "internal_error")
+        return Admission(request.request_id, request.attempt, refusal=body)
 
     def finish_requests(self, request_ids: list[str], reason: FinishReason) -> Outputs:
         """Ends requests; their last outputs by client index."""

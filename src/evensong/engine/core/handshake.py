@@ -95,6 +95,11 @@ def end_context(context: zmq.Context[Any], seconds: float = 2 * LINGER_MS / 1000
 
     A process that exits before that takes its last words with it.
     """
-    ending = threading.Thread(target=context.term, name="last-words", daemon=True)
-    ending.start()
-    ending.join(timeout=seconds)
+    run_in_time(context.term, seconds, "last-words")
+
+
+def run_in_time(call: Callable[[], object], seconds: float, name: str) -> None:
+    """Runs `call` in a thread called `name`, and waits for it at most `seconds`: what hangs must not keep a process."""
+    thread = threading.Thread(target=call, name=name, daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)

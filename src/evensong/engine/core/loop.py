@@ -9,7 +9,7 @@ from queue import Empty
 from evensong.engine.core.control import Control
 from evensong.engine.core.core import EngineCore, Outputs
 from evensong.engine.core.inbox import Abort, Add, ClientLost, Failure, Inbox, Message, Shutdown, Undecodable, Utility
-from evensong.protocol.errors import ErrorBody, RequestError
+from evensong.protocol.errors import ErrorBody
 from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityReply
 from evensong.utils.logging import get_logger
 
@@ -93,15 +93,10 @@ class CoreLoop:
 
     def _add(self, message: Add) -> None:
         request = message.request
-        try:
-            if self._deadline is not None:
-                raise RequestError("the engine is shutting down", status=503, type="server_error", retry_after=1)
+        if self._deadline is None:
             admission = self._core.add_request(request)
-        except RequestError as error:
-            admission = Admission(request.request_id, request.attempt, refusal=error.body())
-        except Exception as error:  # a bug, or a part of another's: this request gets it, the core lives on
-            logger.exception("request %s failed on admission", request.request_id)
-            body = ErrorBody(f"the request failed on admission: {error}", 500, "internal_error")
+        else:
+            body = ErrorBody("the engine is shutting down", 503, "server_error", retry_after=1)
             admission = Admission(request.request_id, request.attempt, refusal=body)
         self._stats_pending = True
         self._send(message.client_index, self._message(admissions=[admission]))

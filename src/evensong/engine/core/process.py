@@ -15,7 +15,7 @@ from setproctitle import setproctitle
 
 from evensong.config.sections import EngineConfig
 from evensong.engine.core.core import EngineCore
-from evensong.engine.core.handshake import ChildHandshake, begin_child, end_context
+from evensong.engine.core.handshake import ChildHandshake, begin_child, end_context, run_in_time
 from evensong.engine.core.inbox import Failure, Inbox, Shutdown
 from evensong.engine.core.io_threads import InputThread, OutputThread
 from evensong.engine.core.loop import CoreLoop
@@ -73,7 +73,7 @@ class CoreProcess:
         except (Exception, SystemExit) as error:  # whatever stops the start, the launcher hears why
             code = self._failed(error)
         if core is not None:
-            _in_time(core.shutdown)
+            run_in_time(core.shutdown, SHUTDOWN_SECONDS, "shutdown")
         self._handshake.close()
         end_context(self._context)
         return code
@@ -129,13 +129,6 @@ class CoreProcess:
         inputs.close()
         outputs.close()
         return code
-
-
-def _in_time(call: Callable[[], None], seconds: float = SHUTDOWN_SECONDS) -> None:
-    """Runs `call`, for at most `seconds`: a worker that hangs must not keep the process alive."""
-    ending = threading.Thread(target=call, name="shutdown", daemon=True)
-    ending.start()
-    ending.join(timeout=seconds)
 
 
 def describe_plan(plan: SchedulerOutput | None) -> str:
