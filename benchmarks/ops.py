@@ -24,7 +24,7 @@ from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.sources.model_config import ModelDescription, load_model_description
 from evensong.sources.resolve import resolve_model
 from evensong.sources.weights import open_weights
-from evensong.worker.kv_memory import allocate_kv_caches
+from evensong.worker.kv_memory import KVMemory
 
 BLOCK_SIZE = 16
 # (name, requests, new tokens of each, tokens of each already in the cache)
@@ -91,7 +91,7 @@ class StepBench:
         tokens = max(requests * (new + cached) for _, requests, new, cached in STEPS)
         self._num_blocks = 2 * (tokens // BLOCK_SIZE + 1)
         pool = KVCacheConfig(self._num_blocks, BLOCK_SIZE)
-        self._caches = allocate_kv_caches(model.kv_specs(), pool, mode.kv, device)
+        self._caches = KVMemory(model.kv_specs(), pool, mode.kv, device).caches
         for cache in self._caches:
             cache[:-1].normal_()
 

@@ -56,9 +56,8 @@ class Side:
             start_new_session=True,
         )
         self._answer()
-        self._pause()
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
         """Stops its processes: an engine that polls while it has nothing to do would take the other side's cores."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
@@ -69,7 +68,7 @@ class Side:
         self._process.stdin.write(f"{n} {prompt_len} {output_len} {seed}\n")
         self._process.stdin.flush()
         seconds = float(self._answer())
-        self._pause()
+        self.pause()
         return n * output_len / seconds
 
     def close(self) -> None:
@@ -104,25 +103,30 @@ def main() -> int:
     common = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 64}
     ours = Side(sys.executable, "evensong", {"model": options.model, "log_level": "warning", **common})
     peer = Side(options.peer_python, "vllm", {"model": options.peer_model, **common}) if options.peer_python else None
+    sides = [side for side in (ours, peer) if side is not None]
+    for side in sides:
+        side.pause()
     report = {}
+    seed = 0
     for shape in options.shapes.split(","):
         n, prompt_len, output_len = (int(part) for part in shape.split("x"))
-        sides = [side for side in (ours, peer) if side is not None]
         for side in sides:
-            side.run(n, prompt_len, 4, seed=0)
+            side.run(n, prompt_len, 4, seed)
         rates: list[list[float]] = [[] for _ in sides]
-        for pair in range(options.pairs):
+        for _ in range(options.pairs):
+            # No prompt comes twice, in whole or in part: neither side's prefix cache helps it.
+            seed += 1
             for place, side in enumerate(sides):
-                rates[place].append(side.run(n, prompt_len, output_len, seed=pair + 1))
+                rates[place].append(side.run(n, prompt_len, output_len, seed))
+        seed += 1
         row: dict[str, Any] = {"evensong": spread(rates[0])}
         if peer is not None:
             row["peer"] = spread(rates[1])
             row["ratio"] = spread([a / b for a, b in zip(rates[0], rates[1], strict=True)])
         report[shape] = row
         print(f"{shape:<14}{row}", flush=True)
-    for side in (ours, peer):
-        if side is not None:
-            side.close()
+    for side in sides:
+        side.close()
     print(json.dumps(report))
     return 0
 

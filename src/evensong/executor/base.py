@@ -52,6 +52,10 @@ class Executor(ABC):
         """Samples after the forward pass that was started last."""
 
     @abstractmethod
+    def use_idle_time(self) -> bool:
+        """Waits for some milliseconds of work that makes later steps faster; False when nothing is left to do."""
+
+    @abstractmethod
     def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
         """Calls a public worker method by name on every rank; one result per rank, in rank order.
 

@@ -78,6 +78,9 @@ class UniProcExecutor(Executor):
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelOutput]:
         return self._thread.submit(self._worker.sample_tokens, bitmask)
 
+    def use_idle_time(self) -> bool:
+        return bool(self._run(self._worker.use_idle_time))
+
     def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
         call = None if method.startswith("_") else getattr(self._worker, method, None)
         if not callable(call):

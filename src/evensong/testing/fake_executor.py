@@ -61,6 +61,8 @@ class FakeExecutor(Executor):
         self.max_position_embeddings = max_position_embeddings
         self.num_steps = 0
         self.num_computed_tokens = 0
+        # What `use_idle_time` finds to do.
+        self.idle_pieces = 0
         self.kv_cache: KVCacheConfig | None = None
         self._slots: dict[str, _Slot] = {}
         self._memory: list[int | None] = []
@@ -92,6 +94,10 @@ class FakeExecutor(Executor):
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelOutput]:
         return self._thread.submit(self._sample)
+
+    def use_idle_time(self) -> bool:
+        self.idle_pieces -= 1
+        return self.idle_pieces >= 0
 
     def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
         call = None if method.startswith("_") else getattr(self, method, None)

@@ -21,7 +21,7 @@ from evensong.sources.resolve import ModelSource, resolve_model
 from evensong.sources.tokenizer import load_tokenizer
 from evensong.sources.weights import open_weights, source_digest
 from evensong.utils.machine import available_memory_bytes, usable_cpus
-from evensong.worker.kv_memory import allocate_kv_caches
+from evensong.worker.kv_memory import KVMemory
 from evensong.worker.runner import Runner
 
 # Forward passes of this many tokens measure the step rate.
@@ -49,6 +49,7 @@ class Worker:
             self._num_token_ids = min(tokenizer.result().vocab_size, self._description.vocab_size)
             self._digest = digest.result()
         self._max_model_len = self._description.max_position_embeddings
+        self._memory: KVMemory | None = None
         self._runner: Runner | None = None
 
     def _load(self, source: ModelSource, *, show: bool) -> CausalLM:
@@ -76,8 +77,8 @@ class Worker:
         """Allocates the KV cache and runs the first pass, which is slower than those that follow."""
         self._model.set_max_model_len(max_model_len)
         self._max_model_len = max_model_len
-        caches = allocate_kv_caches(self._model.kv_specs(), kv_cache, self._mode.kv, self._device)
-        self._runner = Runner(self._model, caches, kv_cache.block_size, self._num_token_ids, self._device)
+        self._memory = KVMemory(self._model.kv_specs(), kv_cache, self._mode.kv, self._device)
+        self._runner = Runner(self._model, self._memory.caches, kv_cache.block_size, self._num_token_ids, self._device)
         self._runner.warm_up(1)
 
     def measure_token_rate(self) -> float:
@@ -113,6 +114,10 @@ class Worker:
         """Tokens of the rows that the last plan samples."""
         assert bitmask is None, "no constrained request can be admitted"
         return self._require_runner().sample()
+
+    def use_idle_time(self) -> bool:
+        """Some milliseconds of what makes later steps faster; False when nothing is left to do."""
+        return self._memory is not None and self._memory.touch()
 
     def _require_runner(self) -> Runner:
         assert self._runner is not None, "initialize_from_config comes first"

@@ -1,16 +1,51 @@
-"""The pool: one tensor a layer, a row of zeros at its end."""
+"""The pool: one tensor a layer, a row of zeros at its end, pages found ahead of their use."""
 
 from __future__ import annotations
 
+import mmap
+
+import pytest
 import torch
 
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
-from evensong.worker.kv_memory import allocate_kv_caches
+from evensong.worker import kv_memory
+from evensong.worker.kv_memory import PIECE_BYTES, KVMemory
+
+SPECS = [LayerKVSpec(layer, 2, 16, "bfloat16", 2) for layer in range(3)]
+CPU = torch.device("cpu")
+
+
+def _resident_pages() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1])
 
 
 def test_shapes_and_the_row_of_zeros() -> None:
-    specs = [LayerKVSpec(layer, 2, 16, "bfloat16", 2) for layer in range(3)]
-    caches = allocate_kv_caches(specs, KVCacheConfig(5, 8), torch.bfloat16, torch.device("cpu"))
+    caches = KVMemory(SPECS, KVCacheConfig(5, 8), torch.bfloat16, CPU).caches
     assert [tuple(cache.shape) for cache in caches] == [(41, 64)] * 3
     assert all(cache.dtype == torch.bfloat16 and not cache[40].any() for cache in caches)
     assert len({cache.data_ptr() for cache in caches}) == 3
+
+
+def test_touching_finds_every_page_and_changes_no_byte() -> None:
+    blocks = 5 * PIECE_BYTES // (2 * 8 * 64 * 2)  # two pieces and a half for each layer
+    memory = KVMemory(SPECS, KVCacheConfig(blocks, 8), torch.bfloat16, CPU)
+    for layer, cache in enumerate(memory.caches):
+        cache[0], cache[-2] = layer + 1, layer + 2
+    before = _resident_pages()
+    pieces = 0
+    while memory.touch():
+        pieces += 1
+    if not pieces:
+        pytest.skip("this kernel does not find pages ahead of their use")
+    assert pieces == 3 * 3 and not memory.touch()
+    assert (_resident_pages() - before) * mmap.PAGESIZE > 5 * PIECE_BYTES
+    for layer, cache in enumerate(memory.caches):
+        assert (cache[0] == layer + 1).all() and (cache[-2] == layer + 2).all()
+        assert not cache[1:-2].any() and not cache[-1].any()
+
+
+def test_a_kernel_that_refuses_ends_the_touching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_memory, "_POPULATE_WRITE", 9999)
+    memory = KVMemory(SPECS, KVCacheConfig(5, 8), torch.bfloat16, CPU)
+    assert not memory.touch() and not memory.touch()

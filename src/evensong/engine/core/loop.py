@@ -62,13 +62,18 @@ class CoreLoop:
             self._handle(message)
 
     def _become_idle(self) -> None:
-        """Nothing runs: old aborts are dropped, clients see gauges of zero, the KV cache is proved sound."""
+        """Nothing runs: old aborts are dropped, clients see gauges of zero, the KV cache is proved sound.
+
+        Then the workers get time of their own, until a message comes.
+        """
         while not self._core.aborts.empty():
             self._core.aborts.get_nowait()
         if self._stats_pending:
             self._stats_pending = False
             self._send(STATS_CLIENT, self._message(with_stats=True))
             self._core.scheduler.check_kv_cache()
+        while self._deadline is None and self._inbox.empty() and self._core.executor.use_idle_time():
+            pass
 
     def _handle(self, message: Message) -> None:
         match message:

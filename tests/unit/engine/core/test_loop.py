@@ -61,6 +61,23 @@ def test_what_comes_after_the_shutdown_is_refused_not_left_unanswered(rig: Rig) 
     assert [m.utility.call_id for _, m in rig.sent if m.utility] == [3]
 
 
+def test_workers_get_idle_time_until_a_message_comes() -> None:
+    executor = FakeExecutor()
+    rig = Rig(make_core(executor))
+    executor.idle_pieces = 10**9
+    thread = threading.Thread(target=rig.loop.run)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while executor.idle_pieces == 10**9 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    rig.inbox.put(Add(0, ask("a")))
+    rig.inbox.put(Shutdown(30.0))
+    thread.join(timeout=10)
+    assert not thread.is_alive() and 0 < executor.idle_pieces < 10**9
+    assert rig.outputs("a")[-1].finish_reason is FinishReason.LENGTH
+    rig.core.shutdown()
+
+
 def test_at_the_deadline_what_runs_is_aborted() -> None:
     core = make_core(FakeExecutor(step_seconds=0.01))
     rig = Rig(core)
