@@ -17,6 +17,9 @@ import subprocess
 import sys
 from typing import Any
 
+# Both sides' KV cache.
+KV_BYTES = 2 << 30
+
 # Runs in either environment: reads "n prompt_len output_len seed" lines, answers seconds.
 PROGRAM = """
 import json, os, random, sys, time
@@ -45,7 +48,7 @@ class Side:
     """One engine in a process of its own."""
 
     def __init__(self, python: str, kind: str, settings: dict[str, Any]) -> None:
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": str(KV_BYTES >> 30)}
         self._process = subprocess.Popen(
             [python, "-c", PROGRAM, kind, json.dumps(settings)],
             stdin=subprocess.PIPE,
@@ -101,7 +104,8 @@ def main() -> int:
     parser.add_argument("--shapes", default="1x32x128,32x128x128", help="streams x prompt x output, comma-separated")
     options = parser.parse_args()
     common = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 64}
-    ours = Side(sys.executable, "evensong", {"model": options.model, "log_level": "warning", **common})
+    own = {"model": options.model, "log_level": "warning", "kv_cache_memory_bytes": KV_BYTES}
+    ours = Side(sys.executable, "evensong", own | common)
     peer = Side(options.peer_python, "vllm", {"model": options.peer_model, **common}) if options.peer_python else None
     sides = [side for side in (ours, peer) if side is not None]
     for side in sides:

@@ -48,7 +48,9 @@ class CacheConfig:
     num_kv_blocks_override: int | None = setting(
         None, "exact number of KV blocks", "--num-kv-blocks-override", "--num-gpu-blocks-override"
     )
-    kv_cache_memory_bytes: int | None = setting(None, "memory of the KV cache in bytes")
+    kv_cache_memory_bytes: int | None = setting(
+        None, "memory of the KV cache in bytes, taken while the engine is idle (the default's is taken as it is used)"
+    )
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class Worker:
             self._num_token_ids = min(tokenizer.result().vocab_size, self._description.vocab_size)
             self._digest = digest.result()
         self._max_model_len = self._description.max_position_embeddings
+        # Memory that was asked for in bytes is taken while there is time; the default is a limit, and stays one.
+        self._touches_ahead = config.cache.kv_cache_memory_bytes is not None
         self._memory: KVMemory | None = None
         self._runner: Runner | None = None
 
@@ -117,7 +119,7 @@ class Worker:
 
     def use_idle_time(self) -> bool:
         """Some milliseconds of what makes later steps faster; False when nothing is left to do."""
-        return self._memory is not None and self._memory.touch()
+        return self._touches_ahead and self._memory is not None and self._memory.touch()
 
     def _require_runner(self) -> Runner:
         assert self._runner is not None, "initialize_from_config comes first"

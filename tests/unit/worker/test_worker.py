@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from evensong.config.sections import EngineConfig, ModelConfig, ObservabilityConfig
+from evensong.config.sections import CacheConfig, EngineConfig, ModelConfig, ObservabilityConfig
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
@@ -42,6 +42,19 @@ def test_a_pool_smaller_than_the_probe(folder: Path) -> None:
     worker = Worker(EngineConfig(model=ModelConfig(model=str(folder), device="cpu")))
     worker.initialize_from_config(KVCacheConfig(2, 1), 2)
     assert worker.measure_token_rate() > 0
+
+
+@pytest.mark.parametrize("asked", [None, 1 << 20])
+def test_memory_is_taken_ahead_only_where_it_was_asked_for(folder: Path, asked: int | None) -> None:
+    settings = EngineConfig(
+        model=ModelConfig(model=str(folder), device="cpu"), cache=CacheConfig(kv_cache_memory_bytes=asked)
+    )
+    worker = Worker(settings)
+    assert not worker.use_idle_time()
+    worker.initialize_from_config(KVCacheConfig(64, 16), 512)
+    touched = worker.use_idle_time()
+    assert touched is (asked is not None)
+    assert not (touched and [worker.use_idle_time() for _ in range(4)][-1])
 
 
 def test_fingerprint_parts_are_plain_and_tell_models_apart(folder: Path, tmp_path: Path) -> None:
