@@ -50,14 +50,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params | None = None,
         use_tqdm: bool | ProgressBar = True,
+        *,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order. Prompts are texts, lists of token ids, or dicts.
+
+        A prompt that is not done after `timeout` seconds ends with what it has: finish_reason "abort", stop_reason
+        "timeout".
 
         Raises RequestError naming the prompt that cannot be served; then nothing of the call is left running.
         Ctrl-C ends the call's requests at the end of a step, a second one at once; the engine can be used again.
         """
         listed = _as_list(prompts)
-        return self._run(listed, self._params(sampling_params, len(listed)), use_tqdm)
+        return self._run(listed, self._params(sampling_params, len(listed)), use_tqdm, timeout=timeout)
 
     def chat(
         self,
@@ -66,6 +71,7 @@ class LLM:
         use_tqdm: bool | ProgressBar = True,
         *,
         add_generation_prompt: bool = True,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """The assistant's answer to each conversation; `messages` is one conversation or a list of them."""
         if not messages:
@@ -80,7 +86,7 @@ class LLM:
                 raise _of_prompt(index, error) from error
         # The template writes the special tokens itself.
         params = self._params(sampling_params, len(prompts))
-        return self._run(prompts, params, use_tqdm, add_special_tokens=False)
+        return self._run(prompts, params, use_tqdm, add_special_tokens=False, timeout=timeout)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

@@ -52,14 +52,17 @@ def stop_check(request: Request, token_id: int, max_model_len: int) -> tuple[Fin
     return None, None
 
 
-def final_output(request: Request, reason: FinishReason, error: ErrorBody | None = None) -> EngineCoreOutput:
-    """The last output of a request that ends without a token: aborted, or failed."""
+def final_output(
+    request: Request, reason: FinishReason, error: ErrorBody | None = None, stop_reason: str | None = None
+) -> EngineCoreOutput:
+    """The last output of a request that ends without a token: aborted, over its time, or failed."""
     return EngineCoreOutput(
         request_id=request.request_id,
         attempt=request.source.attempt,
         start=request.num_sent_tokens,
         new_token_ids=[],
         finish_reason=reason,
+        stop_reason=stop_reason,
         num_cached_tokens=request.first_cached_tokens or 0,
         error=error,
     )

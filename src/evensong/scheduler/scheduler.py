@@ -74,14 +74,17 @@ class Scheduler:
         self.waiting.append(request)
         return Admission(request.request_id, source.attempt, len(hit) * self.kv_cache.block_size)
 
-    def finish_requests(self, request_ids: Iterable[str], reason: FinishReason) -> Outputs:
-        """Ends requests before their time; ids that are not known are ignored. Returns their last outputs."""
+    def finish_requests(
+        self, request_ids: Iterable[str], reason: FinishReason, stop_reason: str | None = None
+    ) -> Outputs:
+        """Ends requests early; ids that are not known are ignored. Returns their last outputs."""
         outputs: Outputs = {}
         for request_id in request_ids:
             request = self.requests.get(request_id)
             if request is not None:
                 self._finish(request)
-                outputs.setdefault(request.source.client_index, []).append(final_output(request, reason))
+                last = final_output(request, reason, stop_reason=stop_reason)
+                outputs.setdefault(request.source.client_index, []).append(last)
         return outputs
 
     def has_requests(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evensong.engine.frontend.chat_template import ChatTemplate
+from evensong.engine.frontend.service import check_priority, check_timeout
 from evensong.protocol.errors import RequestError
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.request import EngineCoreRequest
@@ -68,6 +69,8 @@ class InputProcessor:
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
         arrival_time: float | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> ProcessedRequest:
         """The core requests of one user request. Raises RequestError naming the field that cannot be served."""
         if not isinstance(params, SamplingParams):
@@ -76,6 +79,8 @@ class InputProcessor:
         params = params.clone()
         self.check_params(params)
         check_text(request_id, "request_id")
+        check_priority(priority)
+        check_timeout(timeout)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = prompt["cache_salt"]
         if cache_salt is not None:
@@ -107,6 +112,8 @@ class InputProcessor:
                     arrival_time=arrival,
                     eos_token_ids=self.eos_token_ids,
                     cache_salt=cache_salt,
+                    priority=priority,
+                    timeout=timeout or 0.0,
                 )
             )
         return ProcessedRequest(text, token_ids, params, children)

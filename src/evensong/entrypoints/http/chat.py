@@ -12,6 +12,7 @@ from starlette.responses import Response
 from evensong.entrypoints.http.forms_out import Envelope, Usage, chat_logprobs, ending
 from evensong.entrypoints.http.generation import Job, collect_whole, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.schemas import ChatForm
+from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
 
@@ -26,7 +27,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
     generation_prompt = form.add_generation_prompt is not False
     prompt = await asyncio.to_thread(template.render, form.messages, add_generation_prompt=generation_prompt)
     # The template writes the special tokens itself.
-    options: dict[str, Any] = {"add_special_tokens": False, "cache_salt": form.cache_salt}
+    options: dict[str, Any] = {"add_special_tokens": False, "cache_salt": form.cache_salt, **service_options(form)}
     job = Job(engine, request_id, [prompt], params, options)
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job))

@@ -12,6 +12,7 @@ from evensong.engine.frontend.input_processor import Prompt
 from evensong.entrypoints.http.forms_out import Envelope, Usage, completion_logprobs, ending
 from evensong.entrypoints.http.generation import Job, collect_whole, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.schemas import CompletionForm
+from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import RequestError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
@@ -25,6 +26,7 @@ async def create_completion(request: Request, state: ServerState, form: Completi
     options: dict[str, Any] = {
         "add_special_tokens": form.add_special_tokens is not False,
         "cache_salt": form.cache_salt,
+        **service_options(form),
     }
     most = engine.config.scheduler.max_num_queued_reqs
     if len(prompts) * params.n > most:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from evensong.engine.async_llm import AsyncLLM, RequestStream
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.entrypoints.http.errors import of_exception
 from evensong.entrypoints.http.forms_out import Envelope, Usage
+from evensong.entrypoints.http.service import in_time
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import EvensongError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
@@ -164,8 +165,12 @@ async def _left(request: Request) -> None:
             return
 
 
-async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """Outputs of all prompts as they come, each with its prompt's index."""
+def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """Outputs of all prompts as they come, each with its prompt's index. Raises RequestError when the time is over."""
+    return in_time(_as_they_come(job))
+
+
+async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     if len(job.streams) == 1:
         async for output in job.streams[0]:
             yield 0, output

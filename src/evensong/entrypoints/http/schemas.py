@@ -57,7 +57,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 # Accepted and without effect on the answer.
 ADVISORY = frozenset(
     {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
-    | {"prompt_cache_retention", "verbosity", "stream_interval", "spaces_between_special_tokens", "priority"}
+    | {"prompt_cache_retention", "verbosity", "stream_interval", "spaces_between_special_tokens"}
 )
 
 
@@ -111,6 +111,8 @@ class GenerationForm(Form):
     return_token_ids: bool | None = False
     cache_salt: str | None = None
     request_id: str | None = None
+    priority: int | None = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
+    timeout: Number | None = None
 
     @property
     def include_usage(self) -> bool:
