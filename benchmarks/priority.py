@@ -152,6 +152,7 @@ def main() -> int:
     parser.add_argument("--low-tokens", type=int, default=128, help="output tokens of an equal one that it waits for")
     parser.add_argument("--low-prompt", type=int, default=1000, help="prompt tokens of a low request that reads")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server must not stay behind
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "evensong.entrypoints.cli.main", "serve", options.model, "--port", str(port)]
