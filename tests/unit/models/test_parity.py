@@ -84,7 +84,7 @@ def llama_config(model: ModelDescription) -> transformers.LlamaConfig:
         head_dim=model.head_dim,
         max_position_embeddings=model.max_position_embeddings,
         rms_norm_eps=model.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": model.layer_ropes[0].theta},
         tie_word_embeddings=model.tie_word_embeddings,
         attn_implementation="eager",
     )

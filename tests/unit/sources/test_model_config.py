@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from evensong.protocol.errors import ConfigError
-from evensong.sources.model_config import ModelDescription, load_model_description
+from evensong.sources.model_config import load_model_description
+from evensong.sources.model_description import ModelDescription, Rope
 from evensong.sources.resolve import ModelSource
 from tests.unit.sources.files import VOCAB_SIZE, tiny_folder, tiny_gguf
 
@@ -26,7 +27,8 @@ TINY = ModelDescription(
     num_kv_heads=2,
     head_dim=16,
     rms_norm_eps=float(np.float32(1e-5)),
-    rope_theta=10000.0,
+    layer_ropes=(Rope(10000.0), Rope(10000.0)),
+    layer_windows=(None, None),
     max_position_embeddings=128,
     tie_word_embeddings=True,
     torch_dtype="float32",
@@ -35,11 +37,21 @@ TINY = ModelDescription(
 )
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
 def test_demo(demo_model: Path) -> None:
     model = load_model_description(ModelSource("gguf", demo_model, "demo"))
     assert (model.family, model.num_layers, model.hidden_size, model.vocab_size) == ("llama", 30, 576, 49152)
     assert (model.num_heads, model.num_kv_heads, model.head_dim, model.intermediate_size) == (9, 3, 64, 1536)
-    assert (model.rope_theta, model.max_position_embeddings, model.tie_word_embeddings) == (100000.0, 8192, True)
+    assert model.layer_ropes == (Rope(100000.0),) * 30 and model.layer_windows == (None,) * 30
+    assert (model.max_position_embeddings, model.tie_word_embeddings) == (8192, True)
     assert (model.torch_dtype, model.eos_token_ids, model.bos_token_id) == ("bfloat16", (2,), 1)
     assert math.isclose(model.rms_norm_eps, 1e-5, rel_tol=1e-6)
 
@@ -62,19 +74,35 @@ def test_what_a_configuration_may_leave_out(tmp_path: Path) -> None:
     model = folder(
         tmp_path, num_key_value_heads=None, rope_theta=None, torch_dtype=None, bos_token_id=None, eos_token_id=None
     )
-    assert (model.num_kv_heads, model.rope_theta, model.torch_dtype) == (4, 10000.0, "float32")
+    assert (model.num_kv_heads, model.layer_ropes[0].theta, model.torch_dtype) == (4, 10000.0, "float32")
     assert (model.bos_token_id, model.eos_token_ids) == (None, ())
 
 
 def test_newer_and_older_spellings(tmp_path: Path) -> None:
     model = folder(tmp_path, torch_dtype=None, dtype="bfloat16", rope_theta=None, rope_parameters={"rope_theta": 5e5})
-    assert (model.torch_dtype, model.rope_theta) == ("bfloat16", 5e5)
+    assert (model.torch_dtype, model.layer_ropes[0].theta) == ("bfloat16", 5e5)
     model = folder(tmp_path, torch_dtype="torch.float16", head_dim=32, attention_bias=True, mlp_bias=True)
-    assert (model.torch_dtype, model.head_dim, model.attention_bias, model.mlp_bias) == ("float16", 32, True, True)
+    assert (model.torch_dtype, model.head_dim, model.mlp_bias) == ("float16", 32, True)
+    assert model.qkv_bias and model.output_bias
 
 
 def test_mistral_without_a_window(tmp_path: Path) -> None:
     assert folder(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).family == "mistral"
+
+
+def test_a_window_that_hides_nothing_is_none(tmp_path: Path) -> None:
+    model = folder(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128)
+    assert model.layer_windows == (None, None)
+
+
+def test_rope_scaling(tmp_path: Path) -> None:
+    model = folder(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
+    assert model.layer_ropes == (Rope(10000.0, (2.0,) * 8),) * 2 and model.max_position_embeddings == 256
+    model = folder(tmp_path, rope_scaling=LLAMA3)
+    factors = model.layer_ropes[0].factors
+    # Waves shorter than 64 / 4 positions stay, those longer than 64 are stretched by 8.
+    assert factors[0] == 1 and factors[-1] == 8 and list(factors) == sorted(factors)
+    assert any(1 < factor < 8 for factor in factors) and model.max_position_embeddings == 128
 
 
 def test_generation_config_adds_ends_of_text(tmp_path: Path) -> None:
@@ -90,11 +118,16 @@ def test_generation_config_adds_ends_of_text(tmp_path: Path) -> None:
         ({"architectures": ["llama"]}, "'llama' is not supported"),
         ({"architectures": None}, "supported"),
         ({"architectures": "LlamaForCausalLM"}, "supported"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding window"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding window"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "window of -1"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor 1.0"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": float("nan")}}, "low_freq_factor nan"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor of inf"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "not a number"),
         ({"rope_scaling": [1]}, "cannot be used"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
         ({"partial_rotary_factor": 0.5}, "part of a head"),
