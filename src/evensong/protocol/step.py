@@ -57,13 +57,15 @@ class ModelOutput(msgspec.Struct, array_like=True, gc=False):
     """Tokens sampled in one step: parallel lists in the order of the plan's `sampling_request_ids`.
 
     Each request may have several tokens (speculation); `logprobs[i]` is None where none were asked for. A request in
-    `errors` could not be sampled (for example, no finite logit was left); it gets no token and ends with that error.
+    `errors` could not be sampled (for example, no logit is finite); it gets no token and ends with that error. One in
+    `exhausted` ends without a token since its own settings forbid every token.
     """
 
     request_ids: list[str]
     sampled_token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs] | None]
     errors: dict[str, str] = {}
+    exhausted: list[str] = []
 
 
 class GrammarBitmask(msgspec.Struct, array_like=True, gc=False):

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 from evensong.kvcache.check import check
 from evensong.kvcache.manager import KVCacheManager
-from evensong.protocol.errors import ErrorBody, RequestError
+from evensong.protocol.errors import RequestError
 from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
 from evensong.scheduler.budget import Budget, SchedulerLimits
-from evensong.scheduler.commit import commit_tokens, final_output
+from evensong.scheduler.commit import commit_tokens, end_without_token, final_output
 from evensong.scheduler.queue import WaitingQueue
 from evensong.scheduler.request import Request, RequestStatus
 
@@ -114,10 +114,8 @@ class Scheduler:
             request = self._still_runs(plan, request_id)
             if request is None:
                 continue
-            if request_id in output.errors:
-                error = ErrorBody(output.errors[request_id], 500, "internal_error")
-                result = final_output(request, FinishReason.ERROR, error)
-            else:
+            result = end_without_token(request, output)
+            if result is None:
                 result = commit_tokens(request, token_ids, logprobs, self.limits.max_model_len)
                 self._claim_new_blocks(request)
             if result.finish_reason is not None:

@@ -55,8 +55,11 @@ class Runner:
         results = sample_rows(self._logits.cpu().numpy(), rows, self._num_token_ids)
         output = ModelOutput(request_ids, [], [])
         for request_id, result in zip(request_ids, results, strict=True):
-            if result.error is not None:
-                output.errors[request_id] = result.error
+            if result.error is not None or result.exhausted:
+                if result.error is not None:
+                    output.errors[request_id] = result.error
+                else:
+                    output.exhausted.append(request_id)
                 output.sampled_token_ids.append([])
                 output.logprobs.append(None)
                 continue
