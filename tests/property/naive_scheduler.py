@@ -19,7 +19,13 @@ class Job:
     computed: int = 0
     published: int = 0
     patience: int = 0
+    scored: int = 0
     table: list[int] = field(default_factory=list)
+
+    @property
+    def to_score(self) -> int:
+        """Prompt tokens whose log-probabilities are asked for."""
+        return 0 if self.source.params.prompt_logprobs is None else len(self.source.prompt_token_ids) - 1
 
     def ends(self, max_model_len: int) -> bool:
         params, made = self.source.params, len(self.tokens) - len(self.source.prompt_token_ids)
@@ -40,7 +46,7 @@ class NaiveScheduler:
         self.started: set[str] = set()
 
     def add(self, source: EngineCoreRequest) -> None:
-        job = Job(source, source.prompt_token_ids + source.output_token_ids)
+        job = Job(source, source.prompt_token_ids + source.output_token_ids, scored=source.prompt_logprobs_delivered)
         back = source.attempt > 0 or bool(source.output_token_ids)
         self.waiting.insert(self.num_back if back else len(self.waiting), job)
         self.num_back += back
@@ -93,6 +99,7 @@ class NaiveScheduler:
         jobs = {j.source.request_id: j for j in self.running if j.source.request_id in plan}
         for request_id, job in jobs.items():
             job.computed += plan[request_id]
+            job.scored = max(job.scored, min(job.computed, job.to_score))
         # Of two blocks with one content the first shown stays: those of requests that start come first.
         for request_id in sorted(jobs, key=lambda one: (one not in self.started, list(plan).index(one))):
             job = jobs[request_id]
@@ -121,7 +128,7 @@ class NaiveScheduler:
 
     def _hit(self, job: Job) -> list[int]:
         found: list[int] = []
-        for count in range(1, (len(job.tokens) - 1) // self.size + 1):
+        for count in range(1, 1 if job.scored < job.to_score else (len(job.tokens) - 1) // self.size + 1):
             same = [block for block, prefix in self.content.items() if prefix == self._prefix(job, count)]
             if not same:
                 break
@@ -132,6 +139,7 @@ class NaiveScheduler:
         wanted = self._prefix(job, num_hit + 1)
         return (
             self.caching
+            and job.scored >= job.to_score
             and (num_hit + 1) * self.size < len(job.tokens)
             and any(other.published <= num_hit and self._prefix(other, num_hit + 1) == wanted for other in self.running)
         )

@@ -26,6 +26,7 @@ ADD = st.fixed_dictionaries(
         "salt": st.sampled_from([None, None, None, "a"]),
         "resumed": st.sampled_from([0, 0, 0, 1, 6]),
         "client": st.integers(0, 1),
+        "prompt_logprobs": st.sampled_from([None, None, None, 0, 1]),
     }
 )
 OPERATIONS = st.lists(
@@ -64,12 +65,17 @@ def make(index: int, kind: dict[str, Any], max_model_len: int) -> EngineCoreRequ
         min_tokens=min(kind["min_tokens"], kind["max_tokens"]),
         # Half of all ids: a stop comes soon.
         stop_token_ids=list(range(10, VOCAB_SIZE, 2)) if kind["stops"] else None,
+        prompt_logprobs=kind["prompt_logprobs"],
     )
     request = EngineCoreRequest(f"r{index}", prompt, params, client_index=kind["client"], cache_salt=kind["salt"])
     if kind["resumed"] and len(prompt) < max_model_len:
         made = solo(request, max_model_len)
         request.output_token_ids = made[: min(kind["resumed"], len(made) - 1)]
         request.attempt = 1
+        if kind["prompt_logprobs"] is not None:
+            # Part of them had come when it was lost; a token of output comes after all of them.
+            whole = len(prompt) - 1
+            request.prompt_logprobs_delivered = whole if request.output_token_ids else whole // 2
     return request
 
 
@@ -113,7 +119,15 @@ def test_the_worlds_reach_what_they_are_for() -> None:
     """A fixed world in which preemptions, prefix hits and a stop happen."""
     limits = SchedulerLimits(max_num_seqs=6, max_num_batched_tokens=2, max_model_len=40)
     world = World(limits, num_blocks=12, block_size=4)
-    kind = {"own": 0, "max_tokens": 20, "min_tokens": 0, "salt": None, "resumed": 0, "client": 0}
+    kind = {
+        "own": 0,
+        "max_tokens": 20,
+        "min_tokens": 0,
+        "salt": None,
+        "resumed": 0,
+        "client": 0,
+        "prompt_logprobs": None,
+    }
     for index, (family, length) in enumerate([(0, 12), (0, 13), (1, 3), (0, 12), (2, 9), (1, 5)]):
         world.add(make(index, {**kind, "family": family, "length": length, "stops": index == 5}, 40))
     while world.scheduler.has_requests():

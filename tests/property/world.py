@@ -39,6 +39,7 @@ class World:
         self.executor.initialize_from_config(KVCacheConfig(num_blocks, block_size), limits.max_model_len)
         self.sources: dict[str, EngineCoreRequest] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.scored: dict[str, list[int]] = {}
         self.finished: dict[str, FinishReason] = {}
         self.num_preemptions = 0
         self.num_steps = 0
@@ -54,6 +55,7 @@ class World:
         self.naive.add(source)
         self.sources[source.request_id] = source
         self.tokens[source.request_id] = list(source.output_token_ids)
+        self.scored[source.request_id] = source.prompt_token_ids[: 1 + source.prompt_logprobs_delivered]
         return True
 
     def abort(self, request_id: str) -> None:
@@ -109,6 +111,8 @@ class World:
                 assert self.tokens[request_id] == alone[: len(self.tokens[request_id])]
             else:
                 assert self.tokens[request_id] == alone
+                wanted = source.prompt_token_ids if source.params.prompt_logprobs is not None else []
+                assert self.scored[request_id] == (wanted or source.prompt_token_ids[:1])
         assert self.scheduler.check_kv_cache()["owned"] == 0
         self.num_preemptions += self.scheduler.make_stats().num_preemptions
 
@@ -124,6 +128,10 @@ class World:
                 assert output.request_id not in self.finished, "an output after the last one"
                 assert output.start == len(self.tokens[output.request_id])
                 self.tokens[output.request_id] += output.new_token_ids
+                if output.prompt_scores is not None:
+                    # Each token of the prompt once, in order, whatever was preempted.
+                    assert output.prompt_scores.start == len(self.scored[output.request_id])
+                    self.scored[output.request_id] += [at.token_ids[0] for at in output.prompt_scores.positions]
                 if output.finish_reason is not None:
                     self.finished[output.request_id] = output.finish_reason
 

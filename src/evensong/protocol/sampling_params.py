@@ -35,7 +35,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     """Sampling settings of one request.
 
     Raises RequestError naming the field when a value can never be right. `temperature == 0` is greedy.
-    `logprobs=k` returns the sampled token's raw log-probability and the k best; `seed=None` draws one, which the
+    `logprobs=k` returns the sampled token's raw log-probability and the k best, `prompt_logprobs=k` the same for each
+    token of the prompt but the first; `seed=None` draws one, which the
     response reports. `max_tokens=None` means as many as the context length allows. Only `allowed_token_ids` are
     sampled where they are given, and no token that would complete one of `bad_words`.
     """
@@ -64,6 +65,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     bad_words: list[str] | None = None
     # Set by the input processor from `bad_words`, whatever stood there.
     bad_words_token_ids: list[list[int]] | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         self.stop = _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
@@ -117,8 +119,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", param="min_tokens"
             )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, INT64_MAX)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                _integer(name, count, 0, INT64_MAX)
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True", param="stop")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evensong.protocol.errors import ErrorBody
-from evensong.protocol.output import EngineCoreOutput, FinishReason, TokenLogprobs
+from evensong.protocol.output import EngineCoreOutput, FinishReason, PromptScores, TokenLogprobs
 from evensong.protocol.step import ModelOutput
 from evensong.scheduler.request import Request
 
@@ -54,6 +54,19 @@ def stop_check(request: Request, token_id: int, max_model_len: int) -> tuple[Fin
     if request.num_tokens >= max_model_len:
         return FinishReason.LENGTH, None
     return None, None
+
+
+def commit_prompt_scores(request: Request, scores: PromptScores) -> EngineCoreOutput:
+    """Log-probabilities of part of the prompt go out as they are computed, each once."""
+    request.num_prompt_logprobs_sent = scores.start + len(scores.positions) - 1
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        attempt=request.source.attempt,
+        start=request.num_sent_tokens,
+        new_token_ids=[],
+        num_cached_tokens=request.first_cached_tokens or 0,
+        prompt_scores=scores,
+    )
 
 
 def end_without_token(request: Request, output: ModelOutput) -> EngineCoreOutput | None:

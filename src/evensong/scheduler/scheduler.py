@@ -16,7 +16,7 @@ from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
 from evensong.scheduler.budget import Budget, SchedulerLimits
-from evensong.scheduler.commit import commit_tokens, end_without_token, final_output
+from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
 from evensong.scheduler.queue import WaitingQueue
 from evensong.scheduler.request import Request, RequestStatus
 
@@ -64,7 +64,7 @@ class Scheduler:
         request = Request(source)
         self._check_admission(request)
         self.kv_cache.extend_hashes(request.block_hashes, request.token_ids, source.cache_salt)
-        hit = self.kv_cache.lookup(request.block_hashes, request.num_tokens)
+        hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
         self.requests[request.request_id] = request
         self.waiting.append(request)
         return Admission(request.request_id, source.attempt, len(hit) * self.kv_cache.block_size)
@@ -107,7 +107,7 @@ class Scheduler:
         cached = plan.cached_requests
         for request_id, num_computed in zip(cached.request_ids, cached.num_computed_tokens, strict=True):
             self._publish(plan, request_id, num_computed)
-        outputs: Outputs = {}
+        outputs = self._commit_prompts(plan, output)
         for request_id, token_ids, logprobs in zip(
             output.request_ids, output.sampled_token_ids, output.logprobs, strict=True
         ):
@@ -123,6 +123,20 @@ class Scheduler:
             outputs.setdefault(request.source.client_index, []).append(result)
         if self._check:
             self.check_kv_cache()
+        return outputs
+
+    def _commit_prompts(self, plan: SchedulerOutput, output: ModelOutput) -> Outputs:
+        """What the step computed of prompts, and the end of those for which that failed."""
+        outputs: Outputs = {}
+        for request_id, scores in output.prompt_scores.items():
+            request = self._still_runs(plan, request_id)
+            if request is not None:
+                outputs.setdefault(request.source.client_index, []).append(commit_prompt_scores(request, scores))
+        for request_id in output.errors.keys() - set(output.request_ids):
+            request = self._still_runs(plan, request_id)
+            if request is not None and (result := end_without_token(request, output)) is not None:
+                self._finish(request)
+                outputs.setdefault(request.source.client_index, []).append(result)
         return outputs
 
     # ---- figures and checks
@@ -248,7 +262,7 @@ class Scheduler:
         for request in list(self.waiting) if len(self.running) < self.limits.max_num_seqs else ():
             if len(self.running) + num_behind_writers >= self.limits.max_num_seqs or plan.budget.left == 0:
                 break
-            hashes = request.block_hashes
+            hashes = request.readable_hashes
             hit = self.kv_cache.lookup(hashes, request.num_tokens)
             if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self.kv_cache.awaits_writer(
                 hashes, len(hit), request.num_tokens
@@ -259,7 +273,7 @@ class Scheduler:
             num_cached = len(hit) * self.kv_cache.block_size
             count = plan.budget.share(request.num_tokens - num_cached)
             if count == 0 or not self.kv_cache.start(
-                request.request_id, hit, hashes, num_cached + count, room_for=request.num_tokens
+                request.request_id, hit, request.block_hashes, num_cached + count, room_for=request.num_tokens
             ):
                 break
             self._admit(request, num_cached, count, plan)
@@ -283,6 +297,7 @@ class Scheduler:
                 eos_token_ids=source.eos_token_ids,
                 block_ids=list(self.kv_cache.tables[request.request_id]),
                 num_computed_tokens=num_cached,
+                prompt_logprobs_delivered=request.num_prompt_logprobs_sent,
             )
         )
 

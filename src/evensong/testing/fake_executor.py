@@ -16,7 +16,7 @@ from typing import Any
 
 from evensong.executor.base import Executor, FailureCallback
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
-from evensong.protocol.output import TokenLogprobs
+from evensong.protocol.output import PromptScores, TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 
@@ -36,6 +36,16 @@ class _Slot:
     num_computed: int
     params: SamplingParams
     digests: list[int]
+    rows_to_score: range = range(0)
+
+    def score(self, start: int, end: int) -> PromptScores | None:
+        """A scripted log-probability for each token that follows one of rows start..end-1 and is asked for."""
+        rows = range(max(start, self.rows_to_score.start), min(end, self.rows_to_score.stop))
+        values = [-float(1 + self.digests[row] % 7) for row in rows]
+        positions = [
+            TokenLogprobs([self.token_ids[row + 1]], [value], 1) for row, value in zip(rows, values, strict=True)
+        ]
+        return PromptScores(rows.start + 1, positions) if rows else None
 
     def grow_digests(self) -> None:
         """`digests[i]` comes to stand for tokens 0..i, for every token."""
@@ -67,6 +77,7 @@ class FakeExecutor(Executor):
         self._slots: dict[str, _Slot] = {}
         self._memory: list[int | None] = []
         self._plan: SchedulerOutput | None = None
+        self._scores: dict[str, PromptScores] = {}
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._callbacks: list[FailureCallback] = []
 
@@ -131,7 +142,12 @@ class FakeExecutor(Executor):
         for new in plan.new_requests:
             assert new.request_id not in self._slots, f"{new.request_id} holds a slot already"
             tokens = new.prompt_token_ids + new.output_token_ids
-            self._slots[new.request_id] = _Slot(tokens, list(new.block_ids), new.num_computed_tokens, new.params, [])
+            wanted = 0 if new.params.prompt_logprobs is None else len(new.prompt_token_ids) - 1
+            to_score = range(new.prompt_logprobs_delivered, wanted)
+            assert new.num_computed_tokens <= to_score.start or not to_score, f"{new.request_id} skips rows to score"
+            self._slots[new.request_id] = _Slot(
+                tokens, list(new.block_ids), new.num_computed_tokens, new.params, [], to_score
+            )
         cached = plan.cached_requests
         for request_id, blocks, computed in zip(
             cached.request_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -154,6 +170,8 @@ class FakeExecutor(Executor):
             slot.grow_digests()
             for place, digest in zip(self._places(slot, start, end), slot.digests[start:end], strict=True):
                 self._memory[place] = digest
+            if (scores := slot.score(start, end)) is not None:
+                self._scores[request_id] = scores
             slot.num_computed = end
             self.num_computed_tokens += count
             samples = slot.num_computed == len(slot.token_ids)
@@ -183,4 +201,5 @@ class FakeExecutor(Executor):
             sampled.append([token_id])
             wanted = slot.params.logprobs is not None
             logprobs.append([TokenLogprobs([token_id, token_id], [-0.5, -0.5], 1)] if wanted else None)
-        return ModelOutput(list(plan.sampling_request_ids), sampled, logprobs)
+        scores, self._scores = self._scores, {}
+        return ModelOutput(list(plan.sampling_request_ids), sampled, logprobs, prompt_scores=scores)

@@ -7,9 +7,11 @@ import torch
 
 from evensong.layers.attention.metadata import build_attention_metadata
 from evensong.models.base import CausalLM
+from evensong.protocol.output import PromptScores
 from evensong.protocol.step import ModelOutput, SchedulerOutput
 from evensong.sampling.sampler import sample_rows
 from evensong.worker.batch import Batch, build_batch
+from evensong.worker.prompt_scores import score_prompts
 from evensong.worker.slots import SlotTable
 
 
@@ -32,13 +34,18 @@ class Runner:
         self._slots = SlotTable()
         self._plan: SchedulerOutput | None = None
         self._logits: torch.Tensor | None = None
+        self._prompts: tuple[dict[str, PromptScores], dict[str, str]] = ({}, {})
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> None:
         """The forward pass of `plan`; the logits of its sampled rows are kept for `sample`."""
         self._slots.apply(plan)
         batch = build_batch(plan, self._slots)
-        self._logits = self._forward(batch, self._kv_caches) if len(batch.token_ids) else None
+        self._logits, self._prompts = None, ({}, {})
+        if len(batch.token_ids):
+            hidden = self._forward(batch, self._kv_caches)
+            self._logits = self._sampled_logits(batch, hidden)
+            self._prompts = score_prompts(self._model, hidden, plan, self._slots, self._num_token_ids)
         for request_id, count in plan.num_scheduled_tokens.items():
             self._slots[request_id].num_computed_tokens += count
         self._plan = plan
@@ -48,12 +55,13 @@ class Runner:
         assert self._plan is not None, "sample without execute"
         plan, self._plan = self._plan, None
         request_ids = list(plan.sampling_request_ids)
+        output = ModelOutput(request_ids, [], [])
+        output.prompt_scores, output.errors = self._prompts
         if not request_ids:
-            return ModelOutput([], [], [])
+            return output
         assert self._logits is not None
         rows = [self._slots[request_id].sampling_row() for request_id in request_ids]
         results = sample_rows(self._logits.cpu().numpy(), rows, self._num_token_ids)
-        output = ModelOutput(request_ids, [], [])
         for request_id, result in zip(request_ids, results, strict=True):
             if result.error is not None or result.exhausted:
                 if result.error is not None:
@@ -82,10 +90,10 @@ class Runner:
             block_tables=[blocks],
             sample_rows=np.array([num_tokens - 1]),
         )
-        self._forward(batch, caches)
+        self._sampled_logits(batch, self._forward(batch, caches))
 
-    def _forward(self, batch: Batch, kv_caches: list[torch.Tensor]) -> torch.Tensor | None:
-        """Float32 logits [num_sampled, vocab_size] of the batch's sampled rows; None when none is sampled."""
+    def _forward(self, batch: Batch, kv_caches: list[torch.Tensor]) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size] of the batch."""
         metadata = build_attention_metadata(
             batch.num_query_tokens,
             batch.num_computed_tokens,
@@ -96,7 +104,10 @@ class Runner:
         )
         token_ids = torch.from_numpy(batch.token_ids).to(self._device)
         positions = torch.from_numpy(batch.positions).to(self._device)
-        hidden = self._model.forward(token_ids, positions, kv_caches, metadata)
+        return self._model.forward(token_ids, positions, kv_caches, metadata)
+
+    def _sampled_logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Float32 logits [num_sampled, vocab_size] of the batch's sampled rows; None when none is sampled."""
         if not len(batch.sample_rows):
             return None
         rows = torch.from_numpy(batch.sample_rows).to(self._device)

@@ -32,6 +32,7 @@ class Job:
     params: SamplingParams
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     has_slot: bool = False
@@ -67,7 +68,14 @@ class World:
             else:
                 new.append(
                     NewRequestData(
-                        job.request_id, job.prompt, list(job.output), job.params, [256], list(job.blocks), job.computed
+                        job.request_id,
+                        job.prompt,
+                        list(job.output),
+                        job.params,
+                        [256],
+                        list(job.blocks),
+                        job.computed,
+                        len(job.prompt_logprobs),
                     )
                 )
                 job.has_slot = True
@@ -82,6 +90,9 @@ class World:
         by_id = {job.request_id: job for job, _ in work}
         for job, count in work:
             job.computed += count
+        for request_id, scores in output.prompt_scores.items():
+            assert scores.start == 1 + len(by_id[request_id].prompt_logprobs), "each position once, in order"
+            by_id[request_id].prompt_logprobs += scores.positions
         for request_id, tokens, logprobs in zip(sampling, output.sampled_token_ids, output.logprobs, strict=True):
             by_id[request_id].output += tokens
             by_id[request_id].logprobs += logprobs or []

@@ -101,6 +101,8 @@ class InputProcessor:
         for index in range(params.n):
             child = copy.copy(params)  # checked already
             child.n, child.seed = 1, child_seed(params.seed, index)
+            if index:
+                child.prompt_logprobs = None  # the first choice computes them for all
             children.append(
                 EngineCoreRequest(
                     request_id=f"{index}_{unique}" if params.n > 1 else unique,
@@ -117,8 +119,9 @@ class InputProcessor:
         """Sets what depends on the model. Raises RequestError for settings that it cannot serve."""
         if params.n > self.max_n:
             raise RequestError(f"n must be at most {self.max_n}, got {params.n}", param="n")
-        if params.logprobs is not None and params.logprobs > self.max_logprobs:
-            raise RequestError(f"logprobs must be at most {self.max_logprobs}, got {params.logprobs}", param="logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(params, name)) is not None and count > self.max_logprobs:
+                raise RequestError(f"{name} must be at most {self.max_logprobs}, got {count}", param=name)
         self.check_token_ids(params.stop_token_ids or [], "stop_token_ids")
         self.check_token_ids(list(params.logit_bias or ()), "logit_bias")
         if params.allowed_token_ids is not None:
