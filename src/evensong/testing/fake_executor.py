@@ -44,6 +44,21 @@ class _Slot:
             self.digests.append(zlib.crc32(token_id.to_bytes(4, "little"), last))
 
 
+class _Worker:
+    """What only `collective_rpc` reaches."""
+
+    def __init__(self) -> None:
+        self.asleep: set[str] = set()
+        self.forgot = False
+
+    def sleep(self, part: str) -> None:
+        self.asleep.add(part)
+        self.forgot |= part == "kv_cache"
+
+    def wake_up(self, part: str) -> None:
+        self.asleep.discard(part)
+
+
 class FakeExecutor(Executor):
     """Scripted tokens; `step_seconds` per step; `fail_at_step` raises in that step, as a broken worker would."""
 
@@ -63,6 +78,8 @@ class FakeExecutor(Executor):
         self.num_computed_tokens = 0
         # What `use_idle_time` finds to do.
         self.idle_pieces = 0
+        self._worker = _Worker()
+        self._tick: Callable[[], object] = bool
         self.kv_cache: KVCacheConfig | None = None
         self._slots: dict[str, _Slot] = {}
         self._memory: list[int | None] = []
@@ -100,14 +117,14 @@ class FakeExecutor(Executor):
         return self.idle_pieces >= 0
 
     def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
-        call = None if method.startswith("_") else getattr(self, method, None)
+        owner = self._worker if hasattr(self._worker, method) else self
+        call = None if method.startswith("_") else getattr(owner, method, None)
         if not callable(call):
             raise AttributeError(f"the worker has no method {method!r}")
         return [call(*args)]
 
-    def unencodable(self) -> object:
-        """A result that no message can hold (for tests of the reply path)."""
-        return object()
+    def watch_progress(self, tick: Callable[[], None]) -> None:
+        self._tick = tick
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
         self._callbacks.append(callback)
@@ -121,7 +138,12 @@ class FakeExecutor(Executor):
         self._thread.shutdown(wait=True)
 
     def _execute(self, plan: SchedulerOutput) -> None:
+        assert not self._worker.asleep, f"a step while {self._worker.asleep} are asleep"
+        if self._worker.forgot:
+            self._worker.forgot = False
+            self._memory = [None] * len(self._memory)
         self.num_steps += 1
+        self._tick()
         if self.fail_at_step is not None and self.num_steps >= self.fail_at_step:
             raise RuntimeError(f"the fake worker fails at step {self.num_steps}, as told")
         if self.step_seconds:

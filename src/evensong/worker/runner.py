@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import torch
 
@@ -11,6 +13,19 @@ from evensong.protocol.step import ModelOutput, SchedulerOutput
 from evensong.sampling.sampler import sample_rows
 from evensong.worker.batch import Batch, build_batch
 from evensong.worker.slots import SlotTable
+
+
+class Watched(list[torch.Tensor]):
+    """The KV caches of all layers: whoever takes the next layer's comes forward."""
+
+    def __init__(self, caches: list[torch.Tensor], tick: Callable[[], None]) -> None:
+        super().__init__(caches)
+        self._tick = tick
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for cache in super().__iter__():
+            self._tick()
+            yield cache
 
 
 class Runner:
@@ -24,7 +39,7 @@ class Runner:
         num_token_ids: int,
         device: torch.device,
     ) -> None:
-        self._model = model
+        self._model: CausalLM | None = model
         self._kv_caches = kv_caches
         self._block_size = block_size
         self._num_token_ids = num_token_ids
@@ -32,6 +47,14 @@ class Runner:
         self._slots = SlotTable()
         self._plan: SchedulerOutput | None = None
         self._logits: torch.Tensor | None = None
+
+    def set_model(self, model: CausalLM | None) -> None:
+        """Between steps: another object of the same model, or none while its weights are asleep."""
+        self._model = model
+
+    def watch_progress(self, tick: Callable[[], None]) -> None:
+        """`tick` is called whenever a forward pass comes to the next layer."""
+        self._kv_caches = Watched(self._kv_caches, tick)
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> None:
@@ -93,6 +116,7 @@ class Runner:
         )
         token_ids = torch.from_numpy(batch.token_ids).to(self._device)
         positions = torch.from_numpy(batch.positions).to(self._device)
+        assert self._model is not None, "the weights are asleep"
         hidden = self._model.forward(token_ids, positions, kv_caches, metadata)
         if not len(batch.sample_rows):
             return None

@@ -142,3 +142,14 @@ def test_a_lost_clients_requests_end_and_it_is_told_so_while_others_run_on(rig: 
 def test_a_failure_ends_the_loop(rig: Rig) -> None:
     with pytest.raises(CoreFailure, match="worker 3"):
         rig.run(Failure("worker 3"))
+
+
+def test_a_pause_is_answered_late_and_a_stop_does_not_spin_on_what_it_holds(rig: Rig) -> None:
+    pause = Utility(4, UtilityCall(9, 4, "pause", pack({"mode": "wait"})))
+    rig.loop._handle(Add(0, ask("a")))
+    rig.core.step()
+    rig.run(pause, Add(0, ask("b")), seconds=0.3)
+    assert rig.outputs("a")[-1].finish_reason is FinishReason.LENGTH
+    (replied,) = [(client, m.utility) for client, m in rig.sent if m.utility]
+    assert replied[0] == 4 and replied[1].call_id == 9 and replied[1].failure is None
+    assert rig.outputs("b")[-1].finish_reason is FinishReason.ABORT
