@@ -99,6 +99,11 @@ class Request:
         """True for a request that was admitted before: it skips the queue limit and goes ahead of new ones."""
         return self.source.attempt > 0 or bool(self.source.output_token_ids)
 
+    @property
+    def begun(self) -> bool:
+        """True from its first slot on."""
+        return self.first_cached_tokens is not None
+
     def run(self, num_cached_tokens: int, step_id: int) -> None:
         """It has a slot from step `step_id` on, and its first `num_cached_tokens` tokens are computed already."""
         self.status = RequestStatus.RUNNING

@@ -6,7 +6,7 @@ difference. A request whose last known token is computed in a step gets its next
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from evensong.kvcache.check import check
 from evensong.kvcache.manager import KVCacheManager
@@ -40,6 +40,11 @@ class _Plan:
         self.preempted = False
 
 
+def _anyone(request: Request) -> bool:
+    """Nothing holds requests back."""
+    return True
+
+
 class Scheduler:
     """Who runs next. The only writer, with commit, of Request; called by one thread."""
 
@@ -50,6 +55,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         # In order of admission: of equals the last one gives way first.
         self.running: list[Request] = []
+        # Which waiting requests may get a slot; the others keep their places.
+        self.may_start: Callable[[Request], bool] = _anyone
         self._check = check
         self._released: list[str] = []
         self._first_to_serve = 0
@@ -87,6 +94,16 @@ class Scheduler:
     def has_requests(self) -> bool:
         """True while a request waits or runs."""
         return bool(self.requests)
+
+    def has_begun_requests(self) -> bool:
+        """True while a request runs, or waits to run again."""
+        return bool(self.running) or any(request.begun for request in self.waiting)
+
+    def preempt_all(self) -> None:
+        """Between steps: every running request gives up its blocks and waits, in order, to be computed again."""
+        plan = _Plan(self.limits)
+        while self.running:
+            self._preempt(self.running[-1], plan)
 
     # ---- one step
 
@@ -233,6 +250,8 @@ class Scheduler:
         for request in self._candidates():
             if plan.budget.left == 0:
                 break
+            if not self.may_start(request):
+                continue
             free_slot = not blocked and len(self.running) + num_behind_writers < self.limits.max_num_seqs
             by_age = self.waiting.is_aged(request)
             if not free_slot and not by_age and not self._victims(request):
