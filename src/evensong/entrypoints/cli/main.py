@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("evensong.entrypoints.cli.serve_command", "serve a model over the OpenAI HTTP API"),
     "chat": ("evensong.entrypoints.cli.chat", "chat in the terminal, with a server or a model of its own"),
     "complete": ("evensong.entrypoints.cli.complete", "continue a text, with a server or a model of its own"),
-    "bench": ("evensong.entrypoints.cli.bench", "measure: bench throughput"),
+    "bench": ("evensong.entrypoints.cli.bench.command", "measure: bench serve|latency|throughput|startup"),
 }
 
 
