@@ -23,8 +23,12 @@ def served(model: str, *flags: str, log: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "evensong.entrypoints.cli.main", "serve", model, "--port", str(port), *flags]
+    # Client and server share the cores: threads that spin between products would take them from each other.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        server = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
         try:
             _wait_ready(f"http://127.0.0.1:{port}", server, log)
             yield f"http://127.0.0.1:{port}"

@@ -17,6 +17,7 @@ from evensong.entrypoints.cli.bench.offline import (
     check_positive,
     engine_settings,
     random_ids,
+    set_batch_defaults,
 )
 from evensong.entrypoints.cli.bench.report import show
 from evensong.entrypoints.cli.flags import Parser
@@ -35,6 +36,7 @@ def make_parser() -> Parser:
     parser.add_argument("--num-iters-warmup", type=int, default=10, help="batches before, which do not count")
     parser.add_argument("--num-iters", type=int, default=30, help="batches that count")
     add_engine_flags(parser)
+    set_batch_defaults(parser)
     # The batch is the same every time: from the second on the cache would hold its prompts.
     parser.set_defaults(enable_prefix_caching=False)
     return parser

@@ -9,7 +9,7 @@ from evensong.config.resolve import resolve
 from evensong.config.sections import ENGINE_SECTIONS
 from evensong.entrypoints.cli.bench.units import Units
 from evensong.entrypoints.cli.flags import Parser, add_section_flags, section_values
-from evensong.entrypoints.llm import LLM
+from evensong.entrypoints.llm import BATCH_STEP_SECONDS, LLM, UNLIMITED_QUEUE
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.sampling_params import SamplingParams
 
@@ -22,6 +22,11 @@ def add_engine_flags(parser: Parser) -> None:
     parser.add_argument("--output-json", default=None, metavar="FILE", help="write the figures to this file as well")
     for section in ENGINE_SECTIONS.values():
         add_section_flags(parser, section, skip=("model",))
+
+
+def set_batch_defaults(parser: Parser) -> None:
+    """What LLM takes where it is not told otherwise, for its own defaults do not count when every flag has one."""
+    parser.set_defaults(max_num_queued_reqs=UNLIMITED_QUEUE, step_seconds=BATCH_STEP_SECONDS)
 
 
 def engine_settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from evensong.entrypoints.cli.bench.datasets import add_dataset_flags, check_dataset_flags, load_samples
-from evensong.entrypoints.cli.bench.offline import add_engine_flags, engine_settings, random_ids, warm_up
+from evensong.entrypoints.cli.bench.offline import add_engine_flags, engine_settings, random_ids, set_batch_defaults, warm_up
 from evensong.entrypoints.cli.bench.report import show
 from evensong.entrypoints.cli.flags import Parser
 from evensong.entrypoints.llm import LLM
@@ -19,6 +19,7 @@ def make_parser() -> Parser:
     parser = Parser(prog="evensong bench throughput", description="Offline throughput of LLM.generate.")
     add_dataset_flags(parser, num_prompts=32, input_len=128, output_len=128)
     add_engine_flags(parser)
+    set_batch_defaults(parser)
     return parser
 
 
