@@ -9,7 +9,9 @@ from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import MAX_STEPS_BEHIND_A_WRITER
 from evensong.testing.fake_executor import scripted_token
 
-Prefix = tuple[str | None, tuple[int, ...]]
+# Which layer group's keys of which tokens.
+Prefix = tuple[int, str | None, tuple[int, ...]]
+Windows = tuple[int | None, ...]
 
 
 @dataclass(eq=False)
@@ -29,8 +31,11 @@ class Job:
 
 
 class NaiveScheduler:
-    def __init__(self, limits: SchedulerLimits, num_blocks: int, block_size: int, caching: bool) -> None:
-        self.limits, self.size, self.caching = limits, block_size, caching
+    def __init__(
+        self, limits: SchedulerLimits, num_blocks: int, block_size: int, caching: bool, windows: Windows = (None,)
+    ) -> None:
+        self.limits, self.size, self.caching, self.windows = limits, block_size, caching, windows
+        self.longest_chunk = limits.max_num_batched_tokens
         self.free, self.refs = list(range(num_blocks)), [0] * num_blocks
         self.content: dict[int, Prefix] = {}
         self.waiting: list[Job] = []
@@ -53,6 +58,8 @@ class NaiveScheduler:
         plan: dict[str, int] = {}
         self.started = set()
         left, preempted = self.limits.max_num_batched_tokens, False
+        for job in self.running:
+            self._give_back(job)
         order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
         for job in order:
             if job not in self.running:
@@ -76,11 +83,12 @@ class NaiveScheduler:
             if len(self.running) + behind >= self.limits.max_num_seqs or left == 0:
                 break
             hit = self._hit(job)
-            if job.patience < MAX_STEPS_BEHIND_A_WRITER and self._being_written(job, len(hit)):
+            cached = len(hit) // len(self.windows)
+            if job.patience < MAX_STEPS_BEHIND_A_WRITER and self._being_written(job, cached):
                 job.patience += 1
                 behind += 1
                 continue
-            count = self._share(len(job.tokens) - len(hit) * self.size, left)
+            count = self._share(len(job.tokens) - cached * self.size, left)
             if count == 0 or not self._start(job, hit, count):
                 break
             plan[job.source.request_id] = count
@@ -97,9 +105,11 @@ class NaiveScheduler:
         for request_id in sorted(jobs, key=lambda one: (one not in self.started, list(plan).index(one))):
             job = jobs[request_id]
             while self.caching and (job.published + 1) * self.size <= job.computed:
-                prefix = self._prefix(job, job.published + 1)
-                if job.table[job.published] not in self.content and prefix not in self.content.values():
-                    self.content[job.table[job.published]] = prefix
+                for group in range(len(self.windows)):
+                    block = job.table[job.published * len(self.windows) + group]
+                    prefix = self._prefix(job, job.published + 1, group)
+                    if block not in self.content and prefix not in self.content.values():
+                        self.content[block] = prefix
                 job.published += 1
         sampled: dict[str, int] = {}
         for request_id in plan:
@@ -116,17 +126,24 @@ class NaiveScheduler:
             return wanted if wanted <= left else 0
         return min(wanted, left, self.limits.long_prefill_token_threshold or wanted)
 
-    def _prefix(self, job: Job, num_blocks: int) -> Prefix:
-        return job.source.cache_salt, tuple(job.tokens[: num_blocks * self.size])
+    def _prefix(self, job: Job, num_blocks: int, group: int = 0) -> Prefix:
+        return group, job.source.cache_salt, tuple(job.tokens[: num_blocks * self.size])
+
+    def _needs(self, window: int | None, index: int, computed: int) -> bool:
+        """Whether the token after `computed` ones, or a later one, sees a token of the block."""
+        return window is None or (index + 1) * self.size - 1 > computed - window
 
     def _hit(self, job: Job) -> list[int]:
-        found: list[int] = []
-        for count in range(1, (len(job.tokens) - 1) // self.size + 1):
-            same = [block for block, prefix in self.content.items() if prefix == self._prefix(job, count)]
-            if not same:
-                break
-            found += same
-        return found
+        places = {prefix: block for block, prefix in self.content.items()}
+        for count in range((len(job.tokens) - 1) // self.size if self.caching else 0, 0, -1):
+            found = [
+                places.get(self._prefix(job, index + 1, group)) if self._needs(window, index, count * self.size) else -1
+                for index in range(count)
+                for group, window in enumerate(self.windows)
+            ]
+            if None not in found:
+                return [block for block in found if block is not None]
+        return []
 
     def _being_written(self, job: Job, num_hit: int) -> bool:
         wanted = self._prefix(job, num_hit + 1)
@@ -136,21 +153,36 @@ class NaiveScheduler:
             and any(other.published <= num_hit and self._prefix(other, num_hit + 1) == wanted for other in self.running)
         )
 
+    def _most(self, window: int | None) -> int:
+        """Blocks of the longest span that one step can see, wherever it starts in a block."""
+        if window is None:
+            return 10**9
+        span = window - 1 + self.longest_chunk
+        return max((start + span - 1) // self.size + 1 for start in range(self.size))
+
     def _start(self, job: Job, hit: list[int], count: int) -> bool:
-        taken = [block for block in hit if self.refs[block] == 0]
-        if -(-len(job.tokens) // self.size) - len(hit) + len(taken) > len(self.free):
+        groups, cached = len(self.windows), len(hit) // len(self.windows)
+        taken = [block for block in hit if block >= 0 and self.refs[block] == 0]
+        now = (-(-(cached * self.size + count) // self.size) - cached) * groups + len(taken)
+        rest = -(-len(job.tokens) // self.size) - cached
+        later = sum(
+            min(rest + len(set(hit[group::groups]) & set(taken)), self._most(window))
+            for group, window in enumerate(self.windows)
+        )
+        if max(now, later) > len(self.free):
             return False
         for block in taken:
             self.free.remove(block)
         for block in hit:
-            self.refs[block] += 1
-        job.table, job.published, job.computed = list(hit), len(hit), len(hit) * self.size
+            if block >= 0:
+                self.refs[block] += 1
+        job.table, job.published, job.computed = list(hit), cached, cached * self.size
         self._unqueue(job)
         self.running.append(job)
         return self._grow(job, job.computed + count)
 
     def _grow(self, job: Job, num_tokens: int) -> bool:
-        need = -(-num_tokens // self.size) - len(job.table)
+        need = -(-num_tokens // self.size) * len(self.windows) - len(job.table)
         if need > len(self.free):
             return False
         for _ in range(need):
@@ -160,6 +192,26 @@ class NaiveScheduler:
             job.table.append(block)
         return True
 
+    def _give_back(self, job: Job) -> None:
+        """Drops the blocks that no token to come sees; of one window after the other, the last block first."""
+        for window in dict.fromkeys(self.windows):
+            places = [
+                place
+                for place, block in enumerate(job.table)
+                if block >= 0
+                and self.windows[place % len(self.windows)] == window
+                and not self._needs(window, place // len(self.windows), job.computed)
+            ]
+            self._drop([job.table[place] for place in places])
+            for place in places:
+                job.table[place] = -1
+
+    def _drop(self, blocks: list[int]) -> None:
+        for block in reversed(blocks):
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                self.free.append(block)
+
     def _unqueue(self, job: Job) -> None:
         self.num_back -= self.waiting.index(job) < self.num_back
         self.waiting.remove(job)
@@ -167,8 +219,5 @@ class NaiveScheduler:
     def _stop(self, job: Job) -> None:
         self.turn -= self.running.index(job) < self.turn
         self.running.remove(job)
-        for block in reversed(job.table):
-            self.refs[block] -= 1
-            if self.refs[block] == 0:
-                self.free.append(block)
+        self._drop([block for block in job.table if block >= 0])
         job.table, job.published = [], 0

@@ -67,7 +67,7 @@ class Scheduler:
         hit = self.kv_cache.lookup(request.block_hashes, request.num_tokens)
         self.requests[request.request_id] = request
         self.waiting.append(request)
-        return Admission(request.request_id, source.attempt, len(hit) * self.kv_cache.block_size)
+        return Admission(request.request_id, source.attempt, self.kv_cache.num_tokens_in(hit))
 
     def finish_requests(self, request_ids: Iterable[str], reason: FinishReason) -> Outputs:
         """Ends requests before their time; ids that are not known are ignored. Returns their last outputs."""
@@ -88,6 +88,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """The plan of the next step."""
         plan = _Plan(self.limits)
+        self.kv_cache.free_passed((request.request_id, request.num_computed_tokens) for request in self.running)
         self._serve_running(plan)
         if not plan.preempted:
             self._serve_waiting(plan)
@@ -143,9 +144,9 @@ class Scheduler:
 
     def check_kv_cache(self) -> dict[str, int]:
         """Proves the KV cache's invariants and that exactly the running requests hold tables; returns the counts."""
-        counts = check(self.kv_cache)
-        running = {request.request_id for request in self.running}
-        assert set(self.kv_cache.tables) == running, "a table belongs to a request that does not run"
+        running = {request.request_id: request.num_computed_tokens for request in self.running}
+        counts = check(self.kv_cache, running)
+        assert set(self.kv_cache.tables) == set(running), "a table belongs to a request that does not run"
         return counts
 
     # ---- inside
@@ -173,8 +174,8 @@ class Scheduler:
                 )
         # The last token of an output is never computed, so it needs no place.
         most -= 1
-        pool_tokens = self.kv_cache.pool.num_blocks * self.kv_cache.block_size
-        if most > pool_tokens:
+        pool_tokens = self.kv_cache.capacity
+        if pool_tokens is not None and most > pool_tokens:
             raise RequestError(
                 f"the prompt ({request.num_prompt_tokens} tokens) with its output needs room for {most} tokens; "
                 f"the whole KV cache holds {pool_tokens}",
@@ -252,13 +253,13 @@ class Scheduler:
                 break
             hashes = request.block_hashes
             hit = self.kv_cache.lookup(hashes, request.num_tokens)
+            num_cached = self.kv_cache.num_tokens_in(hit)
             if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self.kv_cache.awaits_writer(
-                hashes, len(hit), request.num_tokens
+                hashes, num_cached, request.num_tokens
             ):
                 request.steps_waited += 1
                 num_behind_writers += 1
                 continue
-            num_cached = len(hit) * self.kv_cache.block_size
             count = plan.budget.share(request.num_tokens - num_cached)
             if count == 0 or not self.kv_cache.start(
                 request.request_id, hit, hashes, num_cached + count, room_for=request.num_tokens
