@@ -121,7 +121,7 @@ class DecoderModel(CausalLM):
     def _rotary_tables(self, max_positions: int) -> list[RotaryTable]:
         """One entry a layer; layers with equal embeddings share a table."""
         tables = {
-            rope: RotaryTable(self.config.head_dim, rope, max_positions, self._device)
+            rope: RotaryTable(self.config.rotary_dim, rope, max_positions, self._device)
             for rope in dict.fromkeys(self.config.layer_ropes)
         }
         return [tables[rope] for rope in self.config.layer_ropes]

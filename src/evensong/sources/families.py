@@ -62,6 +62,23 @@ class Family:
 FAMILIES: tuple[Family, ...] = (
     Family("llama", "llama.LlamaForCausalLM", ("LlamaForCausalLM",), gguf="llama", gguf_pairs=True),
     Family("mistral", "llama.LlamaForCausalLM", ("MistralForCausalLM",), slides=every_layer),
+    Family("qwen2", "qwen2.Qwen2ForCausalLM", ("Qwen2ForCausalLM",), gguf="qwen2", qkv_bias=True, slides=switched_on),
+    Family(
+        "qwen3",
+        "qwen3.Qwen3ForCausalLM",
+        ("Qwen3ForCausalLM",),
+        gguf="qwen3",
+        defaults={"head_dim": 128},
+        slides=switched_on,
+    ),
+    Family(
+        "phi3",
+        "phi3.Phi3ForCausalLM",
+        ("Phi3ForCausalLM",),
+        gguf="phi3",
+        gguf_names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        slides=every_layer,
+    ),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from evensong.protocol.errors import ConfigError
 from evensong.sources.families import Family, family_of_gguf, never
 from evensong.sources.gguf_file import GGUFFile
 from evensong.sources.model_description import ModelDescription, Rope
-from evensong.sources.rope import scaled_rope
+from evensong.sources.rope import scaled_length, scaled_rope
 from evensong.sources.values import number, token_ids, whole
 
 QUANTISED_DTYPE = "bfloat16"
@@ -26,14 +28,24 @@ def describe_gguf(path: Path) -> ModelDescription:
     _refuse_unsupported(file, family, values)
     hidden, heads = whole(values, "embedding_length"), whole(values, "attention.head_count")
     head_dim = whole(values, "attention.key_length", hidden // max(heads, 1))
-    if whole(values, "rope.dimension_count", head_dim) != head_dim:
-        raise ConfigError("rotary embedding over part of a head is not supported yet")
+    rotary_dim = whole(values, "rope.dimension_count", head_dim)
+    if family.gguf_pairs and rotary_dim != head_dim:
+        raise ConfigError("GGUF files of the Llama family that rotate part of a head are not supported")
     if whole(values, "attention.value_length", head_dim) != head_dim:
         raise ConfigError("heads whose keys and values differ in length are not supported yet")
     num_layers = _num_layers(values)
     window = whole(values, "attention.sliding_window", 0)
     slides = [bool(window) and family.slides(layer, {}) for layer in range(num_layers)]
-    full, local = _ropes(values, family, head_dim)
+    scaling, max_positions = _scaling(file, values), whole(values, "context_length")
+    theta = number(values, "rope.freq_base", 10000.0)
+    full = scaled_rope(theta, rotary_dim, scaling, max_positions)
+    if "rope_freqs.weight" in file.tensors:
+        full = replace(full, factors=_factors(file, "rope_freqs.weight"))
+    local = full
+    if family.local_theta is not None:
+        local = Rope(number(values, "rope.freq_base_swa", family.local_theta))
+    if not family.max_length_is_scaled:
+        max_positions = scaled_length(scaling, max_positions)
     bos = _token_ids(file, "bos")
     return ModelDescription(
         family=family.name,
@@ -44,10 +56,11 @@ def describe_gguf(path: Path) -> ModelDescription:
         num_heads=heads,
         num_kv_heads=whole(values, "attention.head_count_kv", heads),
         head_dim=head_dim,
+        rotary_dim=rotary_dim,
         rms_norm_eps=float(values["attention.layer_norm_rms_epsilon"]),
         layer_ropes=tuple(local if slide else full for slide in slides),
         layer_windows=tuple(window if slide else None for slide in slides),
-        max_position_embeddings=whole(values, "context_length"),
+        max_position_embeddings=max_positions,
         tie_word_embeddings="output.weight" not in file.tensors,
         torch_dtype=_dtype(file),
         eos_token_ids=tuple(dict.fromkeys(_token_ids(file, "eos", "eot", "eom"))),
@@ -68,10 +81,6 @@ def _num_layers(values: dict[str, Any]) -> int:
 
 
 def _refuse_unsupported(file: GGUFFile, family: Family, values: dict[str, Any]) -> None:
-    if values.get("rope.scaling.type", "none") != "none" or values.get("rope.scale_linear", 1.0) != 1.0:
-        raise ConfigError("GGUF files with rope scaling are not supported yet")
-    if "rope_freqs.weight" in file.tensors:
-        raise ConfigError("GGUF files with rope scaling are not supported yet")
     if values.get("expert_count"):
         raise ConfigError("GGUF files with experts are not supported yet")
     if family.slides is never and values.get("attention.sliding_window"):
@@ -80,11 +89,31 @@ def _refuse_unsupported(file: GGUFFile, family: Family, values: dict[str, Any]) 
         raise ConfigError(f"{file.path} is one part of a split model; join the parts first")
 
 
-def _ropes(values: dict[str, Any], family: Family, head_dim: int) -> tuple[Rope, Rope]:
-    """The rotary embedding of full layers and of layers with a window."""
-    theta = number(values, "rope.freq_base", 10000.0)
-    local = theta if family.local_theta is None else number(values, "rope.freq_base_swa", family.local_theta)
-    return scaled_rope(theta, head_dim, {}), Rope(local)
+def _scaling(file: GGUFFile, values: dict[str, Any]) -> dict[str, Any]:
+    """Rope scaling in config.json's words."""
+    if "rope_factors_long.weight" in file.tensors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(_factors(file, "rope_factors_short.weight")),
+            "long_factor": list(_factors(file, "rope_factors_long.weight")),
+            "original_max_position_embeddings": values["rope.scaling.original_context_length"],
+            "attention_factor": values.get("rope.scaling.attn_factor"),
+        }
+    factor = number(values, "rope.scaling.factor", number(values, "rope.scale_linear", 0.0))
+    # A factor without a type is linear; a factor of 0 is none.
+    kind = values.get("rope.scaling.type", "linear" if factor else "none")
+    if kind == "none":
+        return {}
+    original = values.get("rope.scaling.original_context_length")
+    return {"rope_type": kind, "factor": factor or None, "original_max_position_embeddings": original}
+
+
+def _factors(file: GGUFFile, name: str) -> tuple[float, ...]:
+    """The values of a table of rope factors."""
+    tensor = file.tensors[name]
+    if tensor.dtype != "F32":
+        raise ConfigError(f"the model file {file.path} holds {name} as {tensor.dtype}, expected F32")
+    return struct.unpack(f"<{len(tensor.data) // 4}f", tensor.data)
 
 
 def _dtype(file: GGUFFile) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from evensong.protocol.errors import ConfigError
 from evensong.sources.families import Family, family_of_architecture
 from evensong.sources.model_description import Activation, ModelDescription, Rope
-from evensong.sources.rope import linear_factor, scaled_rope
+from evensong.sources.rope import scaled_length, scaled_rope
 from evensong.sources.values import number, read_json, token_ids, whole
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -34,10 +34,11 @@ def describe_folder(path: Path) -> ModelDescription:
     hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
     num_layers, head_dim = whole(config, "num_hidden_layers"), whole(config, "head_dim", hidden // max(heads, 1))
     kinds = _layer_kinds(config, family, num_layers)
-    ropes = {kind: _rope(config, family, kind, head_dim) for kind in sorted(set(kinds))}
+    rotary_dim = int(head_dim * _partial_factor(config))
+    ropes = {kind: _rope(config, family, kind, rotary_dim) for kind in sorted(set(kinds))}
     max_positions = whole(config, "max_position_embeddings")
     if not family.max_length_is_scaled:
-        max_positions = int(max_positions * linear_factor(_rope_parameters(config, FULL)))
+        max_positions = scaled_length(_rope_parameters(config, FULL), max_positions)
     bias = bool(config.get("attention_bias", False))
     bos = token_ids(config.get("bos_token_id"))
     return ModelDescription(
@@ -49,6 +50,7 @@ def describe_folder(path: Path) -> ModelDescription:
         num_heads=heads,
         num_kv_heads=whole(config, "num_key_value_heads", heads),
         head_dim=head_dim,
+        rotary_dim=rotary_dim,
         rms_norm_eps=float(config["rms_norm_eps"]),
         layer_ropes=tuple(ropes[kind] for kind in kinds),
         layer_windows=tuple(whole(config, "sliding_window") if kind == SLIDING else None for kind in kinds),
@@ -110,17 +112,25 @@ def _rope_parameters(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     parameters = config.get("rope_parameters") or {}
     parameters = parameters.get(kind, parameters)
     scaling = {} if "rope_local_base_freq" in config and kind == SLIDING else config.get("rope_scaling") or {}
-    return {**scaling, **parameters}
+    outside = {key: config[key] for key in ("original_max_position_embeddings",) if key in config}
+    return {**scaling, **parameters, **outside}
 
 
-def _rope(config: Mapping[str, Any], family: Family, kind: str, head_dim: int) -> Rope:
+def _partial_factor(config: Mapping[str, Any]) -> float:
+    """The share of a head's components that are rotated."""
+    factor = number(_rope_parameters(config, FULL), "partial_rotary_factor", number(config, "partial_rotary_factor", 1))
+    if not 0 < factor <= 1:
+        raise ValueError(f"partial_rotary_factor is {factor}")
+    return factor
+
+
+def _rope(config: Mapping[str, Any], family: Family, kind: str, rotary_dim: int) -> Rope:
     parameters = _rope_parameters(config, kind)
-    if parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (None, 1):
-        raise ConfigError("rotary embedding over part of a head is not supported yet")
     theta = number(config, "rope_theta", 10000.0)
     if kind == SLIDING and family.local_theta is not None:
         theta = number(config, "rope_local_base_freq", family.local_theta)
-    return scaled_rope(number(parameters, "rope_theta", theta), head_dim, parameters)
+    theta = number(parameters, "rope_theta", theta)
+    return scaled_rope(theta, rotary_dim, parameters, whole(config, "max_position_embeddings"))
 
 
 def _eos_token_ids(config: Mapping[str, Any], path: Path) -> tuple[int, ...]:

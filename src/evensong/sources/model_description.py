@@ -49,8 +49,8 @@ class ModelDescription:
     """What a model is; sizes in elements. `vocab_size` counts the rows of the embedding, padding included.
 
     `layer_ropes` and `layer_windows` have one entry a layer. A window of W: a token sees itself and the W - 1 before
-    it; None: all. What belongs to a family and never varies (names of tensors, norms of queries and keys, further
-    norms) is code in the family's file in models/.
+    it; None: all. A head's first `rotary_dim` components are rotated. What belongs to a family and never varies (names
+    of tensors, norms of queries and keys, further norms) is code in the family's file in models/.
     """
 
     family: str
@@ -61,6 +61,7 @@ class ModelDescription:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotary_dim: int
     rms_norm_eps: float
     layer_ropes: tuple[Rope, ...]
     layer_windows: tuple[int | None, ...]
@@ -108,10 +109,12 @@ def _check_sizes(model: ModelDescription, name: str) -> None:
         size = getattr(model, size_name)
         if not 1 <= size <= 2**31 - 1:
             raise ConfigError(f"the model {name!r} has {size_name} {size}, which cannot be")
-    if model.num_heads % model.num_kv_heads or model.head_dim % 2:
+    if not 2 <= model.rotary_dim <= model.head_dim:
+        raise ConfigError(f"the model {name!r} rotates {model.rotary_dim} of {model.head_dim}, which cannot be")
+    if model.num_heads % model.num_kv_heads or model.head_dim % 2 or model.rotary_dim % 2:
         raise ConfigError(
-            f"the model {name!r} has {model.num_heads} heads of {model.head_dim} on {model.num_kv_heads} KV heads, "
-            "which cannot be"
+            f"the model {name!r} has {model.num_heads} heads of {model.head_dim} ({model.rotary_dim} rotated) on "
+            f"{model.num_kv_heads} KV heads, which cannot be"
         )
 
 
@@ -121,9 +124,10 @@ def _check_rope(model: ModelDescription, rope: Rope, name: str) -> None:
     if not 0 < rope.magnitude < math.inf:
         raise ConfigError(f"the model {name!r} multiplies rotated components by {rope.magnitude}, which cannot be")
     for factors in (rope.factors, rope.long_factors):
-        if factors and len(factors) != model.head_dim // 2:
+        if factors and len(factors) != model.rotary_dim // 2:
             raise ConfigError(
-                f"the model {name!r} has {len(factors)} rope factors for heads of {model.head_dim}, which cannot be"
+                f"the model {name!r} has {len(factors)} rope factors for {model.rotary_dim} rotated components, which "
+                "cannot be"
             )
         if not all(0 < factor < math.inf for factor in factors):
             raise ConfigError(f"the model {name!r} has a rope factor that is not a positive number")

@@ -37,7 +37,7 @@ _GGUF_LAYER = {
     "ffn_norm": "post_attention_layernorm",
 }
 # Tables that a file may carry and that are computed here.
-_IGNORED = re.compile(r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq")
+_IGNORED = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|.*\.rotary_emb\.inv_freq")
 _HASH_WHOLE_BYTES = 256 * 10**6
 _HASH_HEAD_BYTES = 32 << 20
 _STRIDE_BYTES = 1 << 20

@@ -57,6 +57,7 @@ def tiny_description() -> ModelDescription:
         num_heads=1,
         num_kv_heads=1,
         head_dim=8,
+        rotary_dim=8,
         rms_norm_eps=1e-5,
         layer_ropes=(Rope(10000.0),),
         layer_windows=(None,),

@@ -140,7 +140,5 @@ def pick_device(asked: str) -> torch.device:
 
 
 def run_dtype(asked: str, stored: str) -> str:
-    """The run dtype: the checkpoint's for `auto`; float16 checkpoints run as bfloat16."""
-    if asked != "auto":
-        return asked
-    return stored if stored in ("bfloat16", "float32") else "bfloat16"
+    """The run dtype: the checkpoint's for `auto`."""
+    return stored if asked == "auto" else asked

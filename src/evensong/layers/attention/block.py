@@ -50,7 +50,7 @@ class AttentionBlock:
         if self.qk_norm is not None:
             normed = self.ops.rms_norm(heads[:, :rotated], self.qk_norm, self.eps, heads.dtype)
             heads = torch.cat([normed, heads[:, rotated:]], dim=1)
-        self.ops.rotary(heads[:, :rotated], *cos_sin)
+        self.ops.rotary(heads[:, :rotated, : cos_sin[0].shape[-1]], *cos_sin)
         kv = heads[:, shape.num_heads :].reshape(num_tokens, -1)
         self.ops.write_kv(cache, metadata.write_slots, kv)
         query = heads[:, : shape.num_heads]
