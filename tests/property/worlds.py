@@ -45,7 +45,7 @@ class World:
 
 
 def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
-    """Greedy, sampled, penalised, biased and stopped requests; half of them share a beginning."""
+    """Greedy, sampled, penalised, biased, masked and stopped requests; half of them share a beginning."""
     rng = random.Random(seed)
     styles: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -56,6 +56,8 @@ def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
         {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 8},
         {"temperature": 0.9, "logit_bias": {260: 2.0, 281: -3.0}, "stop": ["\n\n"]},
         {"temperature": 0.0, "logprobs": 5},
+        {"temperature": 0.0, "bad_words": ["the", "is a", "."]},
+        {"temperature": 1.0, "allowed_token_ids": list(range(0, 49152, 7)), "bad_words": ["a"]},
     ]
     cases = []
     for index in range(count):

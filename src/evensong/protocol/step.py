@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from evensong.protocol.output import TokenLogprobs
+from evensong.protocol.output import PromptScores, TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 
 
 class NewRequestData(msgspec.Struct, array_like=True, gc=False):
     """A request that takes a slot this step: first scheduled, or back from preemption or another core.
 
-    `block_ids` holds every block allocated so far, in order of position.
+    `block_ids` holds every block allocated so far, in order of position. Of a prompt whose log-probabilities are asked
+    for, those of the tokens after the first, `prompt_logprobs_delivered` of them, are with the front end already.
     """
 
     request_id: str
@@ -21,6 +22,7 @@ class NewRequestData(msgspec.Struct, array_like=True, gc=False):
     eos_token_ids: list[int]
     block_ids: list[int]
     num_computed_tokens: int
+    prompt_logprobs_delivered: int = 0
 
 
 class CachedRequestData(msgspec.Struct, array_like=True, gc=False):
@@ -57,13 +59,17 @@ class ModelOutput(msgspec.Struct, array_like=True, gc=False):
     """Tokens sampled in one step: parallel lists in the order of the plan's `sampling_request_ids`.
 
     Each request may have several tokens (speculation); `logprobs[i]` is None where none were asked for. A request in
-    `errors` could not be sampled (for example, no finite logit was left); it gets no token and ends with that error.
+    `errors` could not be sampled (for example, no logit is finite); it gets no token and ends with that error. One in
+    `exhausted` ends without a token since its own settings forbid every token. `prompt_scores` are of requests of the
+    plan, sampled or not.
     """
 
     request_ids: list[str]
     sampled_token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs] | None]
     errors: dict[str, str] = {}
+    exhausted: list[str] = []
+    prompt_scores: dict[str, PromptScores] = {}
 
 
 class GrammarBitmask(msgspec.Struct, array_like=True, gc=False):

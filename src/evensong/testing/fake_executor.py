@@ -16,7 +16,7 @@ from typing import Any
 
 from evensong.executor.base import Executor, FailureCallback
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
-from evensong.protocol.output import TokenLogprobs
+from evensong.protocol.output import PromptScores, TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 
@@ -36,12 +36,38 @@ class _Slot:
     num_computed: int
     params: SamplingParams
     digests: list[int]
+    rows_to_score: range = range(0)
+
+    def score(self, start: int, end: int) -> PromptScores | None:
+        """A scripted log-probability for each token that follows one of rows start..end-1 and is asked for."""
+        rows = range(max(start, self.rows_to_score.start), min(end, self.rows_to_score.stop))
+        values = [-float(1 + self.digests[row] % 7) for row in rows]
+        positions = [
+            TokenLogprobs([self.token_ids[row + 1]], [value], 1) for row, value in zip(rows, values, strict=True)
+        ]
+        return PromptScores(rows.start + 1, positions) if rows else None
 
     def grow_digests(self) -> None:
         """`digests[i]` comes to stand for tokens 0..i, for every token."""
         for token_id in self.token_ids[len(self.digests) :]:
             last = self.digests[-1] if self.digests else 0
             self.digests.append(zlib.crc32(token_id.to_bytes(4, "little"), last))
+
+
+class _Worker:
+    """What is not part of a step: `collective_rpc` reaches it, and `use_idle_time` does one of `idle_pieces`."""
+
+    def __init__(self) -> None:
+        self.idle_pieces = 0
+        self.asleep: set[str] = set()
+        self.forgot = False
+
+    def sleep(self, part: str) -> None:
+        self.asleep.add(part)
+        self.forgot |= part == "kv_cache"
+
+    def wake_up(self, part: str) -> None:
+        self.asleep.discard(part)
 
 
 class FakeExecutor(Executor):
@@ -61,12 +87,13 @@ class FakeExecutor(Executor):
         self.max_position_embeddings = max_position_embeddings
         self.num_steps = 0
         self.num_computed_tokens = 0
-        # What `use_idle_time` finds to do.
-        self.idle_pieces = 0
+        self.worker = _Worker()
+        self._tick: Callable[[], object] = bool
         self.kv_cache: KVCacheConfig | None = None
         self._slots: dict[str, _Slot] = {}
         self._memory: list[int | None] = []
         self._plan: SchedulerOutput | None = None
+        self._scores: dict[str, PromptScores] = {}
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._callbacks: list[FailureCallback] = []
 
@@ -96,18 +123,18 @@ class FakeExecutor(Executor):
         return self._thread.submit(self._sample)
 
     def use_idle_time(self) -> bool:
-        self.idle_pieces -= 1
-        return self.idle_pieces >= 0
+        self.worker.idle_pieces -= 1
+        return self.worker.idle_pieces >= 0
 
     def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
-        call = None if method.startswith("_") else getattr(self, method, None)
+        owner = self.worker if hasattr(self.worker, method) else self
+        call = None if method.startswith("_") else getattr(owner, method, None)
         if not callable(call):
             raise AttributeError(f"the worker has no method {method!r}")
         return [call(*args)]
 
-    def unencodable(self) -> object:
-        """A result that no message can hold (for tests of the reply path)."""
-        return object()
+    def watch_progress(self, tick: Callable[[], None]) -> None:
+        self._tick = tick
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
         self._callbacks.append(callback)
@@ -121,7 +148,12 @@ class FakeExecutor(Executor):
         self._thread.shutdown(wait=True)
 
     def _execute(self, plan: SchedulerOutput) -> None:
+        assert not self.worker.asleep, f"a step while {self.worker.asleep} are asleep"
+        if self.worker.forgot:
+            self.worker.forgot = False
+            self._memory = [None] * len(self._memory)
         self.num_steps += 1
+        self._tick()
         if self.fail_at_step is not None and self.num_steps >= self.fail_at_step:
             raise RuntimeError(f"the fake worker fails at step {self.num_steps}, as told")
         if self.step_seconds:
@@ -131,7 +163,12 @@ class FakeExecutor(Executor):
         for new in plan.new_requests:
             assert new.request_id not in self._slots, f"{new.request_id} holds a slot already"
             tokens = new.prompt_token_ids + new.output_token_ids
-            self._slots[new.request_id] = _Slot(tokens, list(new.block_ids), new.num_computed_tokens, new.params, [])
+            wanted = 0 if new.params.prompt_logprobs is None else len(new.prompt_token_ids) - 1
+            to_score = range(new.prompt_logprobs_delivered, wanted)
+            assert new.num_computed_tokens <= to_score.start or not to_score, f"{new.request_id} skips rows to score"
+            self._slots[new.request_id] = _Slot(
+                tokens, list(new.block_ids), new.num_computed_tokens, new.params, [], to_score
+            )
         cached = plan.cached_requests
         for request_id, blocks, computed in zip(
             cached.request_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -154,6 +191,8 @@ class FakeExecutor(Executor):
             slot.grow_digests()
             for place, digest in zip(self._places(slot, start, end), slot.digests[start:end], strict=True):
                 self._memory[place] = digest
+            if (scores := slot.score(start, end)) is not None:
+                self._scores[request_id] = scores
             slot.num_computed = end
             self.num_computed_tokens += count
             samples = slot.num_computed == len(slot.token_ids)
@@ -183,4 +222,5 @@ class FakeExecutor(Executor):
             sampled.append([token_id])
             wanted = slot.params.logprobs is not None
             logprobs.append([TokenLogprobs([token_id, token_id], [-0.5, -0.5], 1)] if wanted else None)
-        return ModelOutput(list(plan.sampling_request_ids), sampled, logprobs)
+        scores, self._scores = self._scores, {}
+        return ModelOutput(list(plan.sampling_request_ids), sampled, logprobs, prompt_scores=scores)

@@ -26,12 +26,16 @@ class Slot:
         eos_token_ids: Sequence[int],
         block_ids: Sequence[int],
         num_computed_tokens: int,
+        prompt_logprobs_delivered: int = 0,
     ) -> None:
         self.params = params
         self.eos_token_ids = list(eos_token_ids)
         self.blocks = BlockTable(block_ids)
         self.num_computed_tokens = num_computed_tokens
         self._num_prompt_tokens = len(prompt_token_ids)
+        # Row i of the prompt gives the log-probability of token i + 1; the last one samples.
+        self._num_rows_to_score = 0 if params.prompt_logprobs is None else len(prompt_token_ids) - 1
+        self._num_scored_rows = prompt_logprobs_delivered
         self._num_tokens = len(prompt_token_ids) + len(output_token_ids)
         self._tokens = np.empty(max(64, 2 * self._num_tokens), dtype=np.int64)
         self._tokens[: self._num_prompt_tokens] = prompt_token_ids
@@ -48,6 +52,11 @@ class Slot:
             self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
         self._tokens[self._num_tokens] = token_id
         self._num_tokens += 1
+
+    def rows_to_score(self, count: int) -> range:
+        """Of the next `count` rows, those whose log-probabilities are asked for and were not delivered before."""
+        start, end = self.num_computed_tokens, self.num_computed_tokens + count
+        return range(max(start, self._num_scored_rows), min(end, self._num_rows_to_score))
 
     def sampling_row(self) -> SamplingRow:
         """What the sampler needs to know of this request."""
@@ -91,4 +100,5 @@ def _slot_of(new: NewRequestData) -> Slot:
         eos_token_ids=new.eos_token_ids,
         block_ids=new.block_ids,
         num_computed_tokens=new.num_computed_tokens,
+        prompt_logprobs_delivered=new.prompt_logprobs_delivered,
     )

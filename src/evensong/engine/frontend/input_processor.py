@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import secrets
 import time
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evensong.engine.frontend.bad_words import bad_word_token_ids, check_something_is_left
 from evensong.engine.frontend.chat_template import ChatTemplate
 from evensong.protocol.errors import RequestError
 from evensong.protocol.kv_spec import Resources
@@ -74,7 +76,7 @@ class InputProcessor:
             raise RequestError(f"sampling_params must be SamplingParams, got {params!r:.60}", param="sampling_params")
         # A copy, checked again: a user may have set a field of the original to anything since it was made.
         params = params.clone()
-        self.check_params(params)
+        self._resolve_params(params)
         check_text(request_id, "request_id")
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = prompt["cache_salt"]
@@ -97,8 +99,10 @@ class InputProcessor:
         arrival = time.time() if arrival_time is None else arrival_time
         children = []
         for index in range(params.n):
-            child = params.clone()
+            child = copy.copy(params)  # checked already
             child.n, child.seed = 1, child_seed(params.seed, index)
+            if index:
+                child.prompt_logprobs = None  # the first choice computes them for all
             children.append(
                 EngineCoreRequest(
                     request_id=f"{index}_{unique}" if params.n > 1 else unique,
@@ -111,17 +115,29 @@ class InputProcessor:
             )
         return ProcessedRequest(text, token_ids, params, children)
 
-    def check_params(self, params: SamplingParams) -> None:
-        """Raises RequestError for settings that this model cannot serve."""
+    def _resolve_params(self, params: SamplingParams) -> None:
+        """Sets what depends on the model. Raises RequestError for settings that it cannot serve."""
         if params.n > self.max_n:
             raise RequestError(f"n must be at most {self.max_n}, got {params.n}", param="n")
-        if params.logprobs is not None and params.logprobs > self.max_logprobs:
-            raise RequestError(f"logprobs must be at most {self.max_logprobs}, got {params.logprobs}", param="logprobs")
-        self.check_token_ids(params.stop_token_ids or (), "stop_token_ids")
-        self.check_token_ids(params.logit_bias or (), "logit_bias")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(params, name)) is not None and count > self.max_logprobs:
+                raise RequestError(f"{name} must be at most {self.max_logprobs}, got {count}", param=name)
+        self.check_token_ids(params.stop_token_ids or [], "stop_token_ids")
+        self.check_token_ids(list(params.logit_bias or ()), "logit_bias")
+        if params.allowed_token_ids is not None:
+            self.check_token_ids(params.allowed_token_ids, "allowed_token_ids")
+            params.allowed_token_ids = sorted(set(params.allowed_token_ids))
+        words = params.bad_words
+        params.bad_words_token_ids = bad_word_token_ids(self.tokenizer, words) if words else None
+        check_something_is_left(params, self.eos_token_ids)
 
-    def check_token_ids(self, token_ids: Sequence[int] | Mapping[int, float], field: str) -> None:
+    def check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
         """Raises RequestError when a token id is not one of the vocabulary's."""
+        # Only a list that holds a mistake is walked through in Python.
+        if set(map(type, token_ids)) <= {int} and (
+            not token_ids or 0 <= min(token_ids) <= max(token_ids) < self.num_token_ids
+        ):
+            return
         for token_id in token_ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
                 raise RequestError(f"{field} holds {token_id!r:.40}, which is not a token id", param=field)

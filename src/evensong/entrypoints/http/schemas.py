@@ -26,8 +26,6 @@ Items = Annotated[list[T], UpToTheFirst()]
 # Field -> values with which it asks for nothing; any other is refused: the answer would not be what it asks for.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
-    "allowed_token_ids": (None, []),
-    "bad_words": (None, []),
     "best_of": (None, 1),
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
@@ -104,6 +102,8 @@ class GenerationForm(Form):
     repetition_penalty: Number | None = 1.0
     logit_bias: dict[str, Any] | None = None  # SamplingParams checks the numbers, up to the first mistake
     stop_token_ids: Items[int] | None = None
+    allowed_token_ids: Items[int] | None = None
+    bad_words: Items[str] | None = None
     min_tokens: int | None = 0
     ignore_eos: bool | None = False
     skip_special_tokens: bool | None = True
@@ -145,6 +145,8 @@ class GenerationForm(Form):
             skip_special_tokens=self.skip_special_tokens is not False,
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             logit_bias=self.logit_bias,  # type: ignore[arg-type]  # keys are digits in JSON; SamplingParams reads them
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
             output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
         )
 

@@ -128,6 +128,9 @@ class TestParams:
         [
             ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
             ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
+            ({"allowed_token_ids": [5, VOCAB_SIZE]}, "allowed_token_ids"),
+            ({"allowed_token_ids": [byte_ids("a")[0]], "bad_words": ["a"]}, "allowed_token_ids"),
+            ({"allowed_token_ids": [EOS_TOKEN_ID, 7], "stop_token_ids": [7], "min_tokens": 1}, "allowed_token_ids"),
             ({"logprobs": 6}, "logprobs"),
             ({"n": 9}, "n"),
             ({"n": 10**6}, "n"),
@@ -139,6 +142,22 @@ class TestParams:
             process("x", SamplingParams(**params))
         assert caught.value.param == field
         assert time.perf_counter() - start < 0.05
+
+    def test_allowed_ids_are_made_a_set(self) -> None:
+        processed = process("x", SamplingParams(allowed_token_ids=[9, 5, 9], n=2))
+        assert [child.params.allowed_token_ids for child in processed.children] == [[5, 9]] * 2
+
+    def test_an_end_may_be_all_that_is_allowed(self) -> None:
+        process("x", SamplingParams(allowed_token_ids=[EOS_TOKEN_ID]))
+        process("x", SamplingParams(allowed_token_ids=[EOS_TOKEN_ID], min_tokens=1, ignore_eos=True))
+
+    def test_bad_words_become_the_tokens_of_both_spellings(self) -> None:
+        (child,) = process("x", SamplingParams(bad_words=["ab", " c", "c"])).children
+        words = ["ab", " ab", "c", " c"]
+        assert child.params.bad_words_token_ids == [byte_ids(word) for word in words]
+
+    def test_token_ids_of_bad_words_are_not_the_users(self) -> None:
+        assert process("x", SamplingParams(bad_words_token_ids=[[3]])).params.bad_words_token_ids is None
 
     def test_ids_of_padding_rows_cannot_be_named(self) -> None:
         inputs = processor()
