@@ -98,7 +98,7 @@ class Worker:
             "mode": self._mode.name,
             "trial_results": self._model.trial_results,
             "kv_dtype": str(self._mode.kv).removeprefix("torch."),
-            "rope_theta": repr(self._description.rope_theta),
+            "rope": repr(sorted(set(map(repr, self._description.layer_ropes)))),
             "tensor_parallel_size": "1",
             "threads": str(torch.get_num_threads()) if self._device.type == "cpu" else "1",
             **describe_kernels(self._device),
@@ -140,7 +140,5 @@ def pick_device(asked: str) -> torch.device:
 
 
 def run_dtype(asked: str, stored: str) -> str:
-    """The run dtype: the checkpoint's for `auto`; float16 checkpoints run as bfloat16."""
-    if asked != "auto":
-        return asked
-    return stored if stored in ("bfloat16", "float32") else "bfloat16"
+    """The run dtype: the checkpoint's for `auto`."""
+    return stored if asked == "auto" else asked

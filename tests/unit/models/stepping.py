@@ -14,7 +14,7 @@ from evensong.layers.attention.metadata import build_attention_metadata
 from evensong.layers.builder import Builder
 from evensong.models.base import CausalLM
 from evensong.models.loader import TensorReader, load_model
-from evensong.models.registry import FAMILIES
+from evensong.models.registry import model_class
 from evensong.sources.model_config import ModelDescription, load_model_description
 from evensong.sources.resolve import resolve_model
 from evensong.sources.weights import open_weights
@@ -31,7 +31,7 @@ def load(
     if ops is not None and mode is not None:
         with torch.inference_mode():
             builder = Builder(TensorReader(open_weights(source), None), ops, mode, CPU)
-            return FAMILIES[description.family](description, builder), description
+            return model_class(description.family)(description, builder), description
     return load_model(description, open_weights(source), mode or numeric_mode(dtype, CPU), CPU), description
 
 

@@ -84,13 +84,19 @@ def test_steps_before_the_cache_are_a_bug(folder: Path) -> None:
 
 
 def test_run_dtypes() -> None:
-    assert [run_dtype("auto", stored) for stored in ("float32", "bfloat16", "float16")] == [
-        "float32",
-        "bfloat16",
-        "bfloat16",
+    for stored in ("float32", "bfloat16", "float16"):
+        assert run_dtype("auto", stored) == stored
+        assert run_dtype("float16", stored) == "float16"
+
+
+def test_float16_on_cpu_is_bfloat16(tmp_path: Path) -> None:
+    """Both as the checkpoint's dtype and as the one asked for: one fingerprint, since the bits are the same."""
+    folder = write_tiny_llama(tmp_path / "half", TinyLlama(dtype="float16"))
+    parts = [
+        Worker(EngineConfig(model=ModelConfig(model=str(folder), device="cpu", dtype=dtype))).describe()
+        for dtype in ("auto", "float16", "bfloat16")
     ]
-    assert run_dtype("float32", "bfloat16") == "float32"
-    assert run_dtype("bfloat16", "float32") == "bfloat16"
+    assert parts[0] == parts[1] == parts[2] and parts[0]["kv_dtype"] == "bfloat16"
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
