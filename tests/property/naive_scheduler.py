@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evensong.protocol.request import EngineCoreRequest
+from evensong.scheduler import queue, urgency
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import MAX_STEPS_BEHIND_A_WRITER
 from evensong.testing.fake_executor import scripted_token
 
+NEW = 10**9
 Prefix = tuple[str | None, tuple[int, ...]]
 
 
@@ -21,6 +23,13 @@ class Job:
     patience: int = 0
     scored: int = 0
     table: list[int] = field(default_factory=list)
+    urgency: int = 0
+    # Below 0: preempted, the last one first; then those that came resumed; then new ones, from NEW on.
+    place: int = 0
+    arrival: int = 0
+    since: int = 0
+    first_step: int = 0
+    displaced: tuple[int, int] | None = None  # in which step, with how many tokens
 
     @property
     def to_score(self) -> int:
@@ -40,59 +49,135 @@ class NaiveScheduler:
         self.free, self.refs = list(range(num_blocks)), [0] * num_blocks
         self.content: dict[int, Prefix] = {}
         self.waiting: list[Job] = []
-        self.num_back = 0  # waiting[:num_back] came back; they go ahead of new ones
         self.running: list[Job] = []
-        self.turn = 0
+        self.turn = self.left = 0
         self.started: set[str] = set()
+        self.step = self.arrivals = self.overtakes = self.num_preempted = 0
 
     def add(self, source: EngineCoreRequest) -> None:
         job = Job(source, source.prompt_token_ids + source.output_token_ids, scored=source.prompt_logprobs_delivered)
+        self.arrivals += 1
         back = source.attempt > 0 or bool(source.output_token_ids)
-        self.waiting.insert(self.num_back if back else len(self.waiting), job)
-        self.num_back += back
+        job.urgency = source.priority
+        job.arrival, job.place, job.since = self.arrivals, self.arrivals + (0 if back else NEW), self.step
+        self._queue(job)
 
     def remove(self, request_id: str) -> None:
         for job in [j for j in self.running + self.waiting if j.source.request_id == request_id]:
-            self._unqueue(job) if job in self.waiting else self._stop(job)
+            self.waiting.remove(job) if job in self.waiting else self._stop(job)
 
     def plan(self) -> dict[str, int]:
         plan: dict[str, int] = {}
         self.started = set()
-        left, preempted = self.limits.max_num_batched_tokens, False
+        self.step += 1
+        self.left, preempted = self.limits.max_num_batched_tokens, False
         order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
         for job in order:
             if job not in self.running:
                 continue
-            count = self._share(len(job.tokens) - job.computed, left)
+            count = self._share(len(job.tokens) - job.computed, self.left)
             if count == 0:
                 self.turn = self.running.index(job)
                 break
             while job in self.running and not self._grow(job, job.computed + count):
-                preempted, victim = True, self.running[-1]
-                left += plan.pop(victim.source.request_id, 0)
-                self._stop(victim)
-                victim.computed = victim.patience = 0
-                self.waiting.insert(0, victim)
-                self.num_back += 1
+                preempted, least = True, max(other.urgency for other in self.running)
+                self._preempt([other for other in self.running if other.urgency == least][-1], plan)
             if job in self.running:
                 plan[job.source.request_id] = count
-                left -= count
-        behind = 0
-        for job in [] if preempted else list(self.waiting):
-            if len(self.running) + behind >= self.limits.max_num_seqs or left == 0:
-                break
+                self.left -= count
+        if not preempted:
+            self._fill(plan)
+        return plan
+
+    def _fill(self, plan: dict[str, int]) -> None:
+        aged = self._aged()
+        behind, blocked = 0, False
+        for job in [aged, *(j for j in self.waiting if j is not aged)] if aged else list(self.waiting):
+            if self.left == 0:
+                return
+            free_slot = not blocked and len(self.running) + behind < self.limits.max_num_seqs
+            if not free_slot and job is not aged and not self._victims(job):
+                return
+            if len(self.running) >= self.limits.max_num_seqs and not any(
+                other.urgency > self.waiting[0].urgency for other in self.running
+            ):
+                return
             hit = self._hit(job)
             if job.patience < MAX_STEPS_BEHIND_A_WRITER and self._being_written(job, len(hit)):
                 job.patience += 1
                 behind += 1
                 continue
-            count = self._share(len(job.tokens) - len(hit) * self.size, left)
-            if count == 0 or not self._start(job, hit, count):
-                break
-            plan[job.source.request_id] = count
-            self.started.add(job.source.request_id)
-            left -= count
-        return plan
+            started = free_slot and self._begin(job, hit, plan, aged)
+            victims = [] if started or job is aged else self._victims(job)
+            if self._worth_it(job, hit, victims, plan):
+                for victim in victims:
+                    self._preempt(victim, plan)
+                    victim.displaced = self.step, len(victim.tokens)
+                    if self._begin(job, hit, plan, aged):
+                        started = True
+                        break
+            if not started:
+                blocked = True
+                if job is not aged:
+                    return
+
+    def _begin(self, job: Job, hit: list[int], plan: dict[str, int], aged: Job | None) -> bool:
+        count = self._share(len(job.tokens) - len(hit) * self.size, self.left)
+        if count == 0:
+            return False
+        first = self.waiting[0].urgency
+        if not self._start(job, hit, count):
+            return False
+        if job is aged:
+            job.urgency, self.overtakes = first, 0
+        fronts = {}
+        for other in reversed(self.waiting):
+            fronts[other.urgency] = other
+        self.overtakes += any(f.arrival < job.arrival for urgency, f in fronts.items() if urgency > job.urgency)
+        plan[job.source.request_id] = count
+        self.started.add(job.source.request_id)
+        self.left -= count
+        return True
+
+    def _aged(self) -> Job | None:
+        """The longest waiting of those that are first of a less urgent kind, when it is its turn."""
+        fronts = {}
+        for job in reversed(self.waiting):
+            fronts[job.urgency] = job
+        due = [
+            job
+            for job in fronts.values()
+            if job is not self.waiting[0] and self.step - 1 - job.since >= queue.AGE_STEPS
+        ]
+        return min(due, key=lambda job: job.arrival) if due and self.overtakes >= queue.MAX_OVERTAKES else None
+
+    def _victims(self, job: Job) -> list[Job]:
+        victims = []
+        for other in reversed(self.running):
+            since, had = other.displaced or (-(10**9), 0)
+            rested = self.step - since >= urgency.STEPS_BETWEEN_DISPLACEMENTS and len(other.tokens) > had
+            if other.urgency > job.source.priority and other.first_step < self.step and rested:
+                victims.append(other)
+        return sorted(victims, key=lambda other: -other.urgency)
+
+    def _worth_it(self, job: Job, hit: list[int], victims: list[Job], plan: dict[str, int]) -> bool:
+        held = [block for other in self.running if other not in victims for block in other.table]
+        blocks = len(set(range(len(self.refs))) - set(held) - set(hit))
+        left = self.left + sum(plan.get(victim.source.request_id, 0) for victim in victims)
+        fits = -(-len(job.tokens) // self.size) - len(hit) <= blocks
+        return fits and self._share(len(job.tokens) - len(hit) * self.size, left) > 0
+
+    def _preempt(self, victim: Job, plan: dict[str, int]) -> None:
+        self.left += plan.pop(victim.source.request_id, 0)
+        self._stop(victim)
+        victim.computed = victim.patience = 0
+        self.num_preempted += 1
+        victim.place, victim.since = -self.num_preempted, self.step
+        self._queue(victim)
+
+    def _queue(self, job: Job) -> None:
+        self.waiting.append(job)
+        self.waiting.sort(key=lambda one: (one.urgency, one.place))
 
     def update(self, plan: dict[str, int]) -> dict[str, int]:
         """Applies a step; the new token of each request that got one."""
@@ -141,7 +226,12 @@ class NaiveScheduler:
             self.caching
             and job.scored >= job.to_score
             and (num_hit + 1) * self.size < len(job.tokens)
-            and any(other.published <= num_hit and self._prefix(other, num_hit + 1) == wanted for other in self.running)
+            and any(
+                other.published <= num_hit
+                and self._prefix(other, num_hit + 1) == wanted
+                and other.urgency <= job.urgency
+                for other in self.running
+            )
         )
 
     def _start(self, job: Job, hit: list[int], count: int) -> bool:
@@ -153,7 +243,8 @@ class NaiveScheduler:
         for block in hit:
             self.refs[block] += 1
         job.table, job.published, job.computed = list(hit), len(hit), len(hit) * self.size
-        self._unqueue(job)
+        self.waiting.remove(job)
+        job.first_step = self.step
         self.running.append(job)
         return self._grow(job, job.computed + count)
 
@@ -167,10 +258,6 @@ class NaiveScheduler:
             self.refs[block] = 1
             job.table.append(block)
         return True
-
-    def _unqueue(self, job: Job) -> None:
-        self.num_back -= self.waiting.index(job) < self.num_back
-        self.waiting.remove(job)
 
     def _stop(self, job: Job) -> None:
         self.turn -= self.running.index(job) < self.turn

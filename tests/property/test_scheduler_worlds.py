@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from evensong.protocol.output import FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
+from evensong.scheduler import queue, urgency
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.testing.fake_executor import VOCAB_SIZE, scripted_token
 from tests.property.world import World, solo
@@ -27,6 +30,7 @@ ADD = st.fixed_dictionaries(
         "resumed": st.sampled_from([0, 0, 0, 1, 6]),
         "client": st.integers(0, 1),
         "prompt_logprobs": st.sampled_from([None, None, None, 0, 1]),
+        "priority": st.sampled_from([0, 0, 0, 1, 7, -(2**63)]),
     }
 )
 OPERATIONS = st.lists(
@@ -68,6 +72,7 @@ def make(index: int, kind: dict[str, Any], max_model_len: int) -> EngineCoreRequ
         prompt_logprobs=kind["prompt_logprobs"],
     )
     request = EngineCoreRequest(f"r{index}", prompt, params, client_index=kind["client"], cache_salt=kind["salt"])
+    request.priority = kind.get("priority", 0)
     if kind["resumed"] and len(prompt) < max_model_len:
         made = solo(request, max_model_len)
         request.output_token_ids = made[: min(kind["resumed"], len(made) - 1)]
@@ -104,19 +109,36 @@ def play(world: World, operations: list[Operation]) -> None:
 
 
 @settings(max_examples=250, deadline=None)
-@given(limits(), st.integers(2, 24), st.sampled_from([1, 2, 4]), st.sampled_from([True, True, False]), OPERATIONS)
+@given(
+    limits(),
+    st.integers(2, 24),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([True, True, False]),
+    # Steps until age counts, and between two displacements: as they are, or so few that a small world gets there.
+    st.sampled_from([(64, 64), (3, 2), (2, 9)]),
+    OPERATIONS,
+)
 def test_any_world_agrees_with_the_naive_model_and_with_solo_runs(
-    limits: SchedulerLimits, num_blocks: int, block_size: int, caching: bool, operations: list[Operation]
+    limits: SchedulerLimits,
+    num_blocks: int,
+    block_size: int,
+    caching: bool,
+    patience: tuple[int, int],
+    operations: list[Operation],
 ) -> None:
-    world = World(limits, num_blocks, block_size, caching=caching)
-    try:
-        play(world, operations)
-    finally:
-        world.close()
+    with (
+        mock.patch.object(queue, "AGE_STEPS", patience[0]),
+        mock.patch.object(urgency, "STEPS_BETWEEN_DISPLACEMENTS", patience[1]),
+    ):
+        world = World(limits, num_blocks, block_size, caching=caching)
+        try:
+            play(world, operations)
+        finally:
+            world.close()
 
 
 def test_the_worlds_reach_what_they_are_for() -> None:
-    """A fixed world in which preemptions, prefix hits and a stop happen."""
+    """Fixed worlds in which preemptions, prefix hits, a stop, displacements and turns by age happen."""
     limits = SchedulerLimits(max_num_seqs=6, max_num_batched_tokens=2, max_model_len=40)
     world = World(limits, num_blocks=12, block_size=4)
     kind = {
@@ -137,6 +159,16 @@ def test_the_worlds_reach_what_they_are_for() -> None:
     world.close()
     assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
     assert world.finished["r5"] is FinishReason.STOP
+
+    world = World(dataclasses.replace(limits, max_num_batched_tokens=16), num_blocks=30, block_size=4)
+    with mock.patch.object(queue, "AGE_STEPS", 3):
+        for index in range(40):
+            urgent = {"family": index % 3, "length": 4, "stops": False, "priority": 5 if index < 8 else 0}
+            world.add(make(index, {**kind, **urgent}, 40))
+            world.step()
+        world.finish()
+    world.close()
+    assert world.num_displacements > 0 and world.num_turns_by_age > 0
 
 
 def test_the_scripted_model_depends_on_every_token() -> None:

@@ -9,6 +9,7 @@ from evensong.protocol.errors import RequestError
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
+from evensong.scheduler import urgency
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import Scheduler
 from evensong.testing.fake_executor import scripted_token
@@ -43,6 +44,9 @@ class World:
         self.finished: dict[str, FinishReason] = {}
         self.num_preemptions = 0
         self.num_steps = 0
+        self.num_displacements = 0
+        self.num_turns_by_age = 0
+        self._displaced: dict[str, int] = {}
 
     def add(self, source: EngineCoreRequest) -> bool:
         """True when the request was admitted; a refusal must leave everything as it was."""
@@ -72,6 +76,7 @@ class World:
         assert list(plan.num_scheduled_tokens.items()) == list(expected.items())
         assert plan.total_num_scheduled_tokens <= self.limits.max_num_batched_tokens
         assert plan.num_scheduled_tokens or not self.scheduler.has_requests(), "a step that does nothing"
+        self._watch_displacements()
         self.executor._execute(plan)
         output = self.executor._sample()
         if abort_meanwhile is not None:
@@ -134,6 +139,22 @@ class World:
                     self.scored[output.request_id] += [at.token_ids[0] for at in output.prompt_scores.positions]
                 if output.finish_reason is not None:
                     self.finished[output.request_id] = output.finish_reason
+
+    def _watch_displacements(self) -> None:
+        """No request is displaced twice in so many steps, and none for one that is not more urgent."""
+        for request in self.scheduler.waiting:
+            if request.rank.displaced_step == self.num_steps:
+                before = self._displaced.get(request.request_id)
+                assert before is None or self.num_steps - before >= urgency.STEPS_BETWEEN_DISPLACEMENTS
+                self._displaced[request.request_id] = self.num_steps
+                self.num_displacements += 1
+                assert any(
+                    other.first_step_id == self.num_steps and other.rank.priority < request.rank.urgency
+                    for other in self.scheduler.running
+                )
+        for request in self.scheduler.running:
+            if request.first_step_id == self.num_steps:
+                self.num_turns_by_age += request.rank.urgency != request.rank.priority
 
     def _state(self) -> object:
         scheduler = self.scheduler

@@ -80,6 +80,9 @@ class ObservabilityConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "least severe line to log", choices=("debug", "info", "warning", "error")
     )
+    torch_profiler_dir: str | None = setting(
+        None, "folder for the traces of /start_profile and /stop_profile (default: no profiling)"
+    )
 
 
 @dataclass(frozen=True)

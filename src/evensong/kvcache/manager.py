@@ -7,7 +7,7 @@ a second time.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from evensong.kvcache.block_pool import BlockPool
@@ -80,6 +80,14 @@ class KVCacheManager:
         self._claims[request_id] = deque()
         self.claim(request_id, hashes)
         return True
+
+    def would_fit(self, hit: list[int], num_tokens: int, *, without: Sequence[str]) -> bool:
+        """Whether `start` had room for `num_tokens` tokens once the requests `without` gave up their tables."""
+        held = Counter(block for request_id in without for block in self.tables[request_id])
+        refs = self.pool.ref_counts
+        num_freed = sum(refs[block] == count for block, count in held.items())
+        num_revived = sum(refs[block] == held[block] for block in hit)
+        return self.blocks_for(num_tokens) - len(hit) + num_revived <= self.pool.num_free + num_freed
 
     def grow(self, request_id: str, num_tokens: int) -> list[int] | None:
         """New blocks so that the table covers `num_tokens`; None when there are not enough."""

@@ -75,11 +75,12 @@ class Admission(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class UtilityReply(msgspec.Struct, array_like=True, omit_defaults=True):
-    """Result of a control verb: a msgpack value, or why it failed."""
+    """Result of a control verb: a msgpack value, or why it failed. `refusal`: the caller's mistake."""
 
     call_id: int
     result: msgspec.Raw = msgspec.Raw(b"\xc0")
     failure: str | None = None
+    refusal: ErrorBody | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -15,6 +15,8 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     max_num_queued_reqs: int = 1024
+    # False: every request has priority 0, whatever it was sent with.
+    use_priorities: bool = True
 
 
 class Budget:
@@ -24,14 +26,15 @@ class Budget:
         self.limits = limits
         self.left = limits.max_num_batched_tokens
 
-    def share(self, wanted: int) -> int:
-        """Tokens that a request which wants `wanted` may compute now; 0 when it must wait."""
+    def share(self, wanted: int, more: int = 0) -> int:
+        """Tokens that a request which wants `wanted` may compute now, or with `more` in the budget; 0: it must wait."""
         threshold = self.limits.long_prefill_token_threshold
+        left = self.left + more
         if self.limits.enable_chunked_prefill:
             if threshold:
                 wanted = min(wanted, threshold)
-            return min(wanted, self.left)
-        return wanted if wanted <= self.left else 0
+            return min(wanted, left)
+        return wanted if wanted <= left else 0
 
     def take(self, count: int) -> None:
         """Spends `count` tokens (negative: gives them back)."""

@@ -17,6 +17,22 @@ class RequestStatus(Enum):
     FINISHED = auto()
 
 
+class Rank:
+    """Where a request stands among others (scheduler/urgency.py); lower is sooner."""
+
+    __slots__ = ("arrival", "displaced_step", "displaced_tokens", "priority", "urgency", "waiting_since")
+
+    def __init__(self, priority: int) -> None:
+        # What was asked for, and where it stands.
+        self.priority = self.urgency = priority
+        # Its number among all arrivals, and the step since which it waits.
+        self.arrival = 0
+        self.waiting_since = 0
+        # When it was last displaced for a more urgent one, and the tokens that it had then.
+        self.displaced_step: int | None = None
+        self.displaced_tokens = 0
+
+
 class Request:
     """Tokens known and tokens computed; there is no prefill or decode phase (spec G1)."""
 
@@ -29,6 +45,7 @@ class Request:
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
         "num_sent_tokens",
+        "rank",
         "request_id",
         "source",
         "status",
@@ -37,7 +54,7 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, source: EngineCoreRequest) -> None:
+    def __init__(self, source: EngineCoreRequest, *, priority: int = 0) -> None:
         self.source = source
         self.request_id = source.request_id
         self.token_ids = source.prompt_token_ids + source.output_token_ids
@@ -56,6 +73,7 @@ class Request:
         # The step in which it got the slot that it holds; results of earlier steps are not for it.
         self.first_step_id = 0
         self.steps_waited = 0
+        self.rank = Rank(priority)
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +99,11 @@ class Request:
         """True for a request that was admitted before: it skips the queue limit and goes ahead of new ones."""
         return self.source.attempt > 0 or bool(self.source.output_token_ids)
 
+    @property
+    def begun(self) -> bool:
+        """True from its first slot on."""
+        return self.first_cached_tokens is not None
+
     def run(self, num_cached_tokens: int, step_id: int) -> None:
         """It has a slot from step `step_id` on, and its first `num_cached_tokens` tokens are computed already."""
         self.status = RequestStatus.RUNNING
@@ -89,3 +112,15 @@ class Request:
         if self.first_cached_tokens is None:
             self.first_cached_tokens = num_cached_tokens
             self.first_scheduled_time = time.time()
+
+    def wait(self, step_id: int) -> None:
+        """It gave up its slot in step `step_id`, and everything computed so far."""
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.steps_waited = 0
+        self.rank.waiting_since = step_id
+
+    def displaced(self, step_id: int) -> None:
+        """It gave up its slot to a more urgent request in step `step_id`."""
+        self.rank.displaced_step = step_id
+        self.rank.displaced_tokens = self.num_tokens

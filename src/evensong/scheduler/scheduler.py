@@ -6,7 +6,7 @@ difference. A request whose last known token is computed in a step gets its next
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from evensong.kvcache.check import check
 from evensong.kvcache.manager import KVCacheManager
@@ -15,10 +15,12 @@ from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
+from evensong.scheduler.admission import check_fits
 from evensong.scheduler.budget import Budget, SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
 from evensong.scheduler.queue import WaitingQueue
 from evensong.scheduler.request import Request, RequestStatus
+from evensong.scheduler.urgency import displaceable, least_urgent
 
 Outputs = dict[int, list[EngineCoreOutput]]
 
@@ -38,6 +40,11 @@ class _Plan:
         self.preempted = False
 
 
+def _anyone(request: Request) -> bool:
+    """Nothing holds requests back."""
+    return True
+
+
 class Scheduler:
     """Who runs next. The only writer, with commit, of Request; called by one thread."""
 
@@ -46,12 +53,15 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
-        # In order of admission: the last one is preempted first.
+        # In order of admission: of equals the last one gives way first.
         self.running: list[Request] = []
+        # Which waiting requests may get a slot; the others keep their places.
+        self.may_start: Callable[[Request], bool] = _anyone
         self._check = check
         self._released: list[str] = []
         self._first_to_serve = 0
         self._step_id = 0
+        self._num_arrivals = 0
         self._stats = SchedulerStats()
 
     # ---- arrivals and departures
@@ -61,11 +71,13 @@ class Scheduler:
 
         Refused: more tokens than max_model_len or the whole pool can hold (400), a full queue (429), an id that lives.
         """
-        request = Request(source)
+        request = Request(source, priority=source.priority if self.limits.use_priorities else 0)
         self._check_admission(request)
         self.kv_cache.extend_hashes(request.block_hashes, request.token_ids, source.cache_salt)
         hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
         self.requests[request.request_id] = request
+        self._num_arrivals += 1
+        request.rank.arrival, request.rank.waiting_since = self._num_arrivals, self._step_id
         self.waiting.append(request)
         return Admission(request.request_id, source.attempt, len(hit) * self.kv_cache.block_size)
 
@@ -82,6 +94,16 @@ class Scheduler:
     def has_requests(self) -> bool:
         """True while a request waits or runs."""
         return bool(self.requests)
+
+    def has_begun_requests(self) -> bool:
+        """True while a request runs, or waits to run again."""
+        return bool(self.running) or any(request.begun for request in self.waiting)
+
+    def preempt_all(self) -> None:
+        """Between steps: every running request gives up its blocks and waits, in order, to be computed again."""
+        plan = _Plan(self.limits)
+        while self.running:
+            self._preempt(self.running[-1], plan)
 
     # ---- one step
 
@@ -163,42 +185,10 @@ class Scheduler:
     # ---- inside
 
     def _check_admission(self, request: Request) -> None:
-        source, limits = request.source, self.limits
-        if source.request_id in self.requests:
-            raise RequestError(f"request id {source.request_id} is in use", status=409, param="request_id")
-        if not source.prompt_token_ids:
-            raise RequestError("the prompt holds no token", param="prompt")
-        if request.num_tokens >= limits.max_model_len:
-            raise RequestError(
-                f"the prompt has {request.num_tokens} tokens; with at least one token of output that is more than "
-                f"max_model_len {limits.max_model_len}",
-                param="prompt",
-            )
-        most = limits.max_model_len
-        if source.params.max_tokens is not None:
-            most = min(most, request.num_prompt_tokens + source.params.max_tokens)
-            if request.num_output_tokens >= source.params.max_tokens:
-                raise RequestError(
-                    f"the request comes with {request.num_output_tokens} tokens of output, and max_tokens is "
-                    f"{source.params.max_tokens}: there is nothing left to do",
-                    param="max_tokens",
-                )
-        # The last token of an output is never computed, so it needs no place.
-        most -= 1
-        pool_tokens = self.kv_cache.pool.num_blocks * self.kv_cache.block_size
-        if most > pool_tokens:
-            raise RequestError(
-                f"the prompt ({request.num_prompt_tokens} tokens) with its output needs room for {most} tokens; "
-                f"the whole KV cache holds {pool_tokens}",
-                param="prompt" if request.num_prompt_tokens > pool_tokens else "max_tokens",
-            )
-        # After a preemption the output so far is computed again with the prompt, in one piece here.
-        if not limits.enable_chunked_prefill and most > limits.max_num_batched_tokens:
-            raise RequestError(
-                f"the prompt ({request.num_prompt_tokens} tokens) with its output may need {most} tokens in one step; "
-                f"without chunked prefill a step holds at most {limits.max_num_batched_tokens}",
-                param="prompt" if request.num_prompt_tokens > limits.max_num_batched_tokens else "max_tokens",
-            )
+        limits = self.limits
+        if request.request_id in self.requests:
+            raise RequestError(f"request id {request.request_id} is in use", status=409, param="request_id")
+        check_fits(request, limits, self.kv_cache.pool.num_blocks * self.kv_cache.block_size)
         # Those that the next step can take do not count as queued, however quickly they came.
         free_slots = max(limits.max_num_seqs - len(self.running), 0)
         if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs + free_slots:
@@ -231,12 +221,12 @@ class Scheduler:
                 plan.budget.take(count)
 
     def _make_room(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
-        """New blocks for `request`, preempting the newest running ones as needed; None when it was the newest."""
+        """New blocks for `request`, preempting the least urgent as needed; None when that was itself."""
         while True:
             grown = self.kv_cache.grow(request.request_id, num_tokens)
             if grown is not None:
                 return grown
-            victim = self.running[-1]
+            victim = least_urgent(self.running)
             self._preempt(victim, plan)
             if victim is request:
                 return None
@@ -246,40 +236,95 @@ class Scheduler:
         plan.budget.take(-plan.scheduled.pop(victim.request_id, 0))
         plan.grown.pop(victim.request_id, None)
         self._release_slot(victim)
-        victim.status = RequestStatus.WAITING
-        victim.num_computed_tokens = 0
-        victim.steps_waited = 0
+        victim.wait(self._step_id + 1)
         self.waiting.push_front(victim)
         self._stats.num_preemptions += 1
 
     def _serve_waiting(self, plan: _Plan) -> None:
         """Slots for waiting requests, in order; the first for which there is no room stops those behind it.
 
-        A request starts only where all tokens that it has would fit now, though it gets blocks for this step's alone:
-        one that was preempted would otherwise take the blocks that it just gave up, and lose them again.
+        Those behind one that stands first by its age may still displace: that one may not.
         """
         num_behind_writers = 0
-        for request in list(self.waiting) if len(self.running) < self.limits.max_num_seqs else ():
-            if len(self.running) + num_behind_writers >= self.limits.max_num_seqs or plan.budget.left == 0:
+        blocked = False
+        for request in self._candidates():
+            if plan.budget.left == 0:
                 break
-            hashes = request.readable_hashes
-            hit = self.kv_cache.lookup(hashes, request.num_tokens)
-            if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self.kv_cache.awaits_writer(
-                hashes, len(hit), request.num_tokens
-            ):
+            if not self.may_start(request):
+                continue
+            free_slot = not blocked and len(self.running) + num_behind_writers < self.limits.max_num_seqs
+            by_age = self.waiting.is_aged(request)
+            if not free_slot and not by_age and not self._victims(request):
+                break
+            hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
+            if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, len(hit)):
                 request.steps_waited += 1
                 num_behind_writers += 1
-                continue
-            num_cached = len(hit) * self.kv_cache.block_size
-            count = plan.budget.share(request.num_tokens - num_cached)
-            if count == 0 or not self.kv_cache.start(
-                request.request_id, hit, request.block_hashes, num_cached + count, room_for=request.num_tokens
-            ):
-                break
-            self._admit(request, num_cached, count, plan)
+            elif not (free_slot and self._start(request, hit, plan)) and not self._displace(request, hit, plan):
+                blocked = True
+                if not by_age:
+                    break
+
+    def _candidates(self) -> list[Request]:
+        """Waiting requests in order; none where all slots are taken by requests as urgent as the first of them."""
+        if len(self.running) >= self.limits.max_num_seqs and (
+            not self.waiting.mixed
+            or not self.waiting
+            or self.waiting.most_urgent >= max(request.rank.urgency for request in self.running)
+        ):
+            return []
+        return self.waiting.candidates(self._step_id)
+
+    def _victims(self, request: Request) -> list[Request]:
+        """Whom `request` may displace in this step, the first to go first."""
+        if not self.waiting.mixed or self.waiting.is_aged(request):
+            return []
+        return displaceable(self.running, request, self._step_id + 1)
+
+    def _awaits_writer(self, request: Request, num_hit: int) -> bool:
+        """True when a running request computes the prefix that this one lacks: one as urgent, for the others wait."""
+        hashes = request.readable_hashes
+        if not self.kv_cache.awaits_writer(hashes, num_hit, request.num_tokens):
+            return False
+        return any(
+            other.rank.urgency <= request.rank.urgency
+            and other.block_hashes[num_hit : num_hit + 1] == [hashes[num_hit]]
+            for other in self.running
+        )
+
+    def _start(self, request: Request, hit: list[int], plan: _Plan) -> bool:
+        """A slot for `request`, where all tokens that it has would fit now; it gets blocks for this step's alone.
+
+        One that was preempted would otherwise take the blocks that it just gave up, and lose them again.
+        """
+        num_cached = len(hit) * self.kv_cache.block_size
+        count = plan.budget.share(request.num_tokens - num_cached)
+        if count == 0 or not self.kv_cache.start(
+            request.request_id, hit, request.block_hashes, num_cached + count, room_for=request.num_tokens
+        ):
+            return False
+        self._admit(request, num_cached, count, plan)
+        return True
+
+    def _displace(self, request: Request, hit: list[int], plan: _Plan) -> bool:
+        """Preempts as many less urgent requests as `request` needs to start; none where all of them would not do."""
+        victims = self._victims(request)
+        tokens = sum(plan.scheduled.get(victim.request_id, 0) for victim in victims)
+        if (
+            not victims
+            or not plan.budget.share(request.num_tokens - len(hit) * self.kv_cache.block_size, more=tokens)
+            or not self.kv_cache.would_fit(hit, request.num_tokens, without=[v.request_id for v in victims])
+        ):
+            return False
+        for victim in victims:
+            self._preempt(victim, plan)
+            victim.displaced(self._step_id + 1)
+            if self._start(request, hit, plan):
+                return True
+        raise AssertionError(f"{request.request_id} does not fit, though it would")
 
     def _admit(self, request: Request, num_cached: int, count: int, plan: _Plan) -> None:
-        self.waiting.remove(request)
+        request.rank.urgency = self.waiting.start(request)
         self.running.append(request)
         if request.first_cached_tokens is None:
             self._stats.prefix_cache_queries += request.num_tokens

@@ -54,6 +54,22 @@ class _Slot:
             self.digests.append(zlib.crc32(token_id.to_bytes(4, "little"), last))
 
 
+class _Worker:
+    """What is not part of a step: `collective_rpc` reaches it, and `use_idle_time` does one of `idle_pieces`."""
+
+    def __init__(self) -> None:
+        self.idle_pieces = 0
+        self.asleep: set[str] = set()
+        self.forgot = False
+
+    def sleep(self, part: str) -> None:
+        self.asleep.add(part)
+        self.forgot |= part == "kv_cache"
+
+    def wake_up(self, part: str) -> None:
+        self.asleep.discard(part)
+
+
 class FakeExecutor(Executor):
     """Scripted tokens; `step_seconds` per step; `fail_at_step` raises in that step, as a broken worker would."""
 
@@ -71,8 +87,8 @@ class FakeExecutor(Executor):
         self.max_position_embeddings = max_position_embeddings
         self.num_steps = 0
         self.num_computed_tokens = 0
-        # What `use_idle_time` finds to do.
-        self.idle_pieces = 0
+        self.worker = _Worker()
+        self._tick: Callable[[], object] = bool
         self.kv_cache: KVCacheConfig | None = None
         self._slots: dict[str, _Slot] = {}
         self._memory: list[int | None] = []
@@ -107,18 +123,18 @@ class FakeExecutor(Executor):
         return self._thread.submit(self._sample)
 
     def use_idle_time(self) -> bool:
-        self.idle_pieces -= 1
-        return self.idle_pieces >= 0
+        self.worker.idle_pieces -= 1
+        return self.worker.idle_pieces >= 0
 
     def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
-        call = None if method.startswith("_") else getattr(self, method, None)
+        owner = self.worker if hasattr(self.worker, method) else self
+        call = None if method.startswith("_") else getattr(owner, method, None)
         if not callable(call):
             raise AttributeError(f"the worker has no method {method!r}")
         return [call(*args)]
 
-    def unencodable(self) -> object:
-        """A result that no message can hold (for tests of the reply path)."""
-        return object()
+    def watch_progress(self, tick: Callable[[], None]) -> None:
+        self._tick = tick
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
         self._callbacks.append(callback)
@@ -132,7 +148,12 @@ class FakeExecutor(Executor):
         self._thread.shutdown(wait=True)
 
     def _execute(self, plan: SchedulerOutput) -> None:
+        assert not self.worker.asleep, f"a step while {self.worker.asleep} are asleep"
+        if self.worker.forgot:
+            self.worker.forgot = False
+            self._memory = [None] * len(self._memory)
         self.num_steps += 1
+        self._tick()
         if self.fail_at_step is not None and self.num_steps >= self.fail_at_step:
             raise RuntimeError(f"the fake worker fails at step {self.num_steps}, as told")
         if self.step_seconds:

@@ -29,6 +29,7 @@ class KVMemory:
         num_slots = kv_cache.num_blocks * kv_cache.block_size
         self.caches: list[torch.Tensor] = []
         self._mappings: list[mmap.mmap] = []
+        self._sizes: list[int] = []
         for spec in specs:
             cache = self._empty(num_slots + 1, 2 * spec.num_kv_heads * spec.head_dim, dtype, device)
             cache[num_slots].zero_()
@@ -47,6 +48,27 @@ class KVMemory:
             self._untouched = iter(())
             return False
         return True
+
+    def release(self) -> None:
+        """Gives all pages back to the system. The caches stay where they are; what they held is lost."""
+        self._untouched = iter(())
+        for mapping in self._mappings:
+            mapping.madvise(mmap.MADV_DONTNEED)
+        if not self._mappings:
+            self._sizes = [cache.untyped_storage().nbytes() for cache in self.caches]
+            for cache in self.caches:
+                cache.untyped_storage().resize_(0)
+            if self.caches and self.caches[0].is_cuda:
+                torch.cuda.empty_cache()
+
+    def restore(self) -> None:
+        """After `release`: as after construction. A device that lacks the memory raises torch's error."""
+        if not self._mappings:
+            for cache, size in zip(self.caches, self._sizes, strict=True):
+                cache.untyped_storage().resize_(size)
+        for cache in self.caches:
+            cache[-1].zero_()
+        self._untouched = self._pieces()
 
     def _pieces(self) -> Iterator[tuple[mmap.mmap, int, int]]:
         longest = max((len(mapping) for mapping in self._mappings), default=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import torch
 
@@ -15,6 +17,19 @@ from evensong.worker.prompt_scores import score_prompts
 from evensong.worker.slots import SlotTable
 
 
+class Watched(list[torch.Tensor]):
+    """The KV caches of all layers: whoever takes the next layer's comes forward."""
+
+    def __init__(self, caches: list[torch.Tensor], tick: Callable[[], None]) -> None:
+        super().__init__(caches)
+        self._tick = tick
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for cache in super().__iter__():
+            self._tick()
+            yield cache
+
+
 class Runner:
     """One model with its KV caches. `execute` and `sample` alternate, one of each a step."""
 
@@ -26,7 +41,7 @@ class Runner:
         num_token_ids: int,
         device: torch.device,
     ) -> None:
-        self._model = model
+        self._model: CausalLM | None = model
         self._kv_caches = kv_caches
         self._block_size = block_size
         self._num_token_ids = num_token_ids
@@ -35,6 +50,14 @@ class Runner:
         self._plan: SchedulerOutput | None = None
         self._logits: torch.Tensor | None = None
         self._prompts: tuple[dict[str, PromptScores], dict[str, str]] = ({}, {})
+
+    def set_model(self, model: CausalLM | None) -> None:
+        """Between steps: another object of the same model, or none while its weights are asleep."""
+        self._model = model
+
+    def watch_progress(self, tick: Callable[[], None]) -> None:
+        """`tick` is called whenever a forward pass comes to the next layer."""
+        self._kv_caches = Watched(self._kv_caches, tick)
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> None:
@@ -45,7 +68,7 @@ class Runner:
         if len(batch.token_ids):
             hidden = self._forward(batch, self._kv_caches)
             self._logits = self._sampled_logits(batch, hidden)
-            self._prompts = score_prompts(self._model, hidden, plan, self._slots, self._num_token_ids)
+            self._prompts = score_prompts(self._require_model(), hidden, plan, self._slots, self._num_token_ids)
         for request_id, count in plan.num_scheduled_tokens.items():
             self._slots[request_id].num_computed_tokens += count
         self._plan = plan
@@ -104,11 +127,15 @@ class Runner:
         )
         token_ids = torch.from_numpy(batch.token_ids).to(self._device)
         positions = torch.from_numpy(batch.positions).to(self._device)
-        return self._model.forward(token_ids, positions, kv_caches, metadata)
+        return self._require_model().forward(token_ids, positions, kv_caches, metadata)
 
     def _sampled_logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
         """Float32 logits [num_sampled, vocab_size] of the batch's sampled rows; None when none is sampled."""
         if not len(batch.sample_rows):
             return None
         rows = torch.from_numpy(batch.sample_rows).to(self._device)
-        return self._model.compute_logits(hidden.index_select(0, rows))
+        return self._require_model().compute_logits(hidden.index_select(0, rows))
+
+    def _require_model(self) -> CausalLM:
+        assert self._model is not None, "the weights are asleep"
+        return self._model

@@ -21,6 +21,14 @@ def ask(request_id: str, prompt: list[int], max_tokens: int | None = 4, **fields
     return EngineCoreRequest(request_id, prompt, SamplingParams(seed=1, max_tokens=max_tokens, **fields), **own)
 
 
+def alone(prompt: list[int], count: int) -> list[int]:
+    """The first `count` tokens that the scripted model gives after a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(scripted_token(tokens))
+    return tokens[len(prompt) :]
+
+
 class Driven:
     """Runs whole steps; keeps every output."""
 

@@ -12,15 +12,7 @@ from evensong.protocol.errors import RequestError
 from evensong.protocol.output import FinishReason
 from evensong.protocol.step import ModelOutput
 from evensong.scheduler import scheduler as scheduler_module
-from evensong.testing.fake_executor import scripted_token
-from tests.unit.scheduler.driving import Driven, ask
-
-
-def alone(prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(scripted_token(tokens))
-    return tokens[len(prompt) :]
+from tests.unit.scheduler.driving import Driven, alone, ask
 
 
 @pytest.mark.parametrize(

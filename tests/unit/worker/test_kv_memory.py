@@ -54,3 +54,18 @@ def test_a_kernel_that_refuses_ends_the_touching(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kv_memory, "_POPULATE_WRITE", 9999)
     memory = KVMemory(SPECS, KVCacheConfig(5, 8), torch.bfloat16, CPU)
     assert not memory.touch() and not memory.touch()
+
+
+def test_pages_are_given_back_and_the_caches_stay() -> None:
+    blocks = 5 * PIECE_BYTES // (2 * 8 * 64 * 2)
+    memory = KVMemory(SPECS, KVCacheConfig(blocks, 8), torch.bfloat16, CPU)
+    for cache in memory.caches:
+        cache.fill_(3)
+        cache[-1].zero_()
+    places = [cache.data_ptr() for cache in memory.caches]
+    assert all(_present(cache) == 1 for cache in memory.caches)
+    memory.release()
+    assert all(_present(cache) == 0 for cache in memory.caches) and not memory.touch()
+    memory.restore()
+    assert [cache.data_ptr() for cache in memory.caches] == places
+    assert not any(cache[-1].any() for cache in memory.caches) and memory.touch()

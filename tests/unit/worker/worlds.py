@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from evensong.config.sections import EngineConfig, ModelConfig
+from evensong.config.sections import EngineConfig, ModelConfig, ObservabilityConfig
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
@@ -16,9 +17,10 @@ BLOCK = 8
 NUM_BLOCKS = 120
 
 
-def make_worker(folder: Path, dtype: str = "auto", max_model_len: int = 256) -> Worker:
+def make_worker(folder: Path, dtype: str = "auto", max_model_len: int = 256, **observability: Any) -> Worker:
     """A worker with its KV cache."""
-    worker = Worker(EngineConfig(model=ModelConfig(model=str(folder), dtype=dtype, device="cpu")))  # type: ignore[arg-type]
+    model = ModelConfig(model=str(folder), dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    worker = Worker(EngineConfig(model=model, observability=ObservabilityConfig(**observability)))
     worker.initialize_from_config(KVCacheConfig(NUM_BLOCKS, BLOCK), max_model_len)
     return worker
 
