@@ -65,7 +65,8 @@ def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
         prompt = (SHARED if rng.random() < 0.5 else "") + f"Write about {rng.choice(TOPICS)}"
         logprobs = style.get("logprobs", rng.choice([None, 0, 3]))
         length = rng.randint(max_tokens // 2, max_tokens)
-        settings = {**style, "logprobs": logprobs, "max_tokens": length, "seed": rng.randrange(2**62)}
+        scored = {"prompt_logprobs": rng.choice([0, 2])} if index % 5 == 4 else {}
+        settings = {**style, **scored, "logprobs": logprobs, "max_tokens": length, "seed": rng.randrange(2**62)}
         cases.append(Case(prompt, SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)))
     return cases
 
@@ -73,7 +74,8 @@ def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
 def answer_of(output: RequestOutput) -> tuple[Any, ...]:
     """Everything of an output that the contract covers."""
     choice = output.outputs[0]
-    positions = choice.logprobs and [sorted((i, p.logprob, p.rank) for i, p in at.items()) for at in choice.logprobs]
+    logprobs = [*(choice.logprobs or ()), *(output.prompt_logprobs or ())]
+    positions = [at and sorted((i, p.logprob, p.rank) for i, p in at.items()) for at in logprobs]
     return choice.text, tuple(choice.token_ids), positions, choice.finish_reason, choice.stop_reason
 
 

@@ -17,6 +17,7 @@ from tests.server.harness import Server
 
 PROMPT = "Once upon a time, in a small village by the sea, there lived"
 MAX_TOKENS = 48
+MAX_MODEL_LEN = 512
 EOS = 2
 
 
@@ -131,8 +132,13 @@ def llm_answer(choice: CompletionOutput) -> Answer:
 
 
 @pytest.fixture(scope="module")
+def server_flags() -> list[str]:
+    return ["--max-model-len", str(MAX_MODEL_LEN)]
+
+
+@pytest.fixture(scope="module")
 def llm(demo_model: Path) -> Iterator[LLM]:
-    with LLM(str(demo_model), multiprocess=False, max_model_len=1024, disable_log_stats=True) as made:
+    with LLM(str(demo_model), multiprocess=False, max_model_len=MAX_MODEL_LEN, disable_log_stats=True) as made:
         yield made
 
 
@@ -175,3 +181,58 @@ def test_masks_hold_in_every_choice(server: Server) -> None:
     answer = server.post("/v1/completions", {**body, "allowed_token_ids": allowed, "bad_words": ["the"]}).json()
     choices = [choice["token_ids"] for choice in answer["choices"]]
     assert all(set(ids) <= set(allowed) - {260} for ids in choices) and len(set(map(tuple, choices))) == 4
+
+
+def test_prompts_are_scored_alike_both_ways(server: Server, llm: LLM) -> None:
+    """Twice over HTTP, so that the second meets the first's blocks; the echo holds the same numbers."""
+    prompts = [PROMPT, "The capital of France is Paris, and the capital of Italy is"]
+    params = SamplingParams(temperature=0, max_tokens=48, prompt_logprobs=2, logprobs=2)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    body = {"model": "demo", "prompt": prompts, "max_tokens": 48, "temperature": 0, "prompt_logprobs": 2, "logprobs": 2}
+    for _ in range(2):
+        answer = server.post("/v1/completions", body).json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        for choice, output in zip(answer["choices"], outputs, strict=True):
+            assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(output.prompt_token_ids)
+            assert choice["prompt_logprobs"] == [
+                None
+                if at is None
+                else {
+                    str(i): {"logprob": p.logprob, "rank": p.rank, "decoded_token": p.decoded_token}
+                    for i, p in at.items()
+                }
+                for at in output.prompt_logprobs
+            ]
+            assert choice["text"] == output.outputs[0].text
+    echoed = server.post("/v1/completions", body | {"echo": True, "max_tokens": 0}).json()
+    assert echoed["usage"]["completion_tokens"] == 0
+    for choice, output in zip(echoed["choices"], outputs, strict=True):
+        assert choice["text"] == output.prompt and choice["finish_reason"] == "length"
+        ids, positions = output.prompt_token_ids, output.prompt_logprobs or []
+        own = [at and at[token_id].logprob for token_id, at in zip(ids, positions, strict=True)]
+        assert choice["logprobs"]["token_logprobs"] == own
+    # Of a sentence that everyone knows, the name that belongs there is likelier than another.
+    cities = [f"The capital of France is {city}" for city in ("Paris", "Lima")]
+    scores = server.post("/v1/completions", body | {"prompt": cities, "echo": True, "max_tokens": 0}).json()
+    paris, lima = (choice["logprobs"]["token_logprobs"][-1] for choice in scores["choices"])
+    assert paris > -3 > lima
+
+
+def test_a_prompt_that_filled_the_cache_serves_others(server: Server) -> None:
+    body = {"model": "demo", "prompt": "Twelve little sheep went out to sea. " * 8, "max_tokens": 4, "temperature": 0}
+    server.post("/v1/completions", body | {"prompt_logprobs": 0})
+    usage = server.post("/v1/completions", body).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 64
+
+
+def test_truncation_and_special_tokens(server: Server, llm: LLM) -> None:
+    body = {"model": "demo", "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "return_token_ids": True}
+    ids = llm.get_tokenizer().encode(PROMPT)
+    cut = server.post("/v1/completions", body | {"truncate_prompt_tokens": 5, "echo": True}).json()["choices"][0]
+    tail = llm.get_tokenizer().decode(ids[-5:])
+    assert cut["prompt_token_ids"] == ids[-5:] and cut["text"].startswith(tail)
+    assert cut["text"] == tail + server.text(body | {"prompt": ids[-5:]})
+    (offline,) = llm.generate(PROMPT, SamplingParams(temperature=0, truncate_prompt_tokens=5), use_tqdm=False)
+    assert offline.prompt_token_ids == ids[-5:]
+    long = body | {"prompt": "word " * 1000, "truncate_prompt_tokens": -1}
+    assert server.post("/v1/completions", long).json()["usage"]["prompt_tokens"] == MAX_MODEL_LEN - 48

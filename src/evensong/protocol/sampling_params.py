@@ -36,7 +36,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
 
     Raises RequestError naming the field when a value can never be right. `temperature == 0` is greedy.
     `logprobs=k` returns the sampled token's raw log-probability and the k best, `prompt_logprobs=k` the same for each
-    token of the prompt but the first; `seed=None` draws one, which the
+    token of the prompt but the first; `truncate_prompt_tokens=k` keeps the last k tokens of the prompt, -1 as many as
+    leave room for max_tokens; `seed=None` draws one, which the
     response reports. `max_tokens=None` means as many as the context length allows. Only `allowed_token_ids` are
     sampled where they are given, and no token that would complete one of `bad_words`.
     """
@@ -66,6 +67,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     # Set by the input processor from `bad_words`, whatever stood there.
     bad_words_token_ids: list[list[int]] | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    # vLLM's; advisory: no tokenizer here puts spaces between special tokens.
+    spaces_between_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         self.stop = _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
@@ -119,6 +123,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", param="min_tokens"
             )
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, INT64_MAX)
+            if self.truncate_prompt_tokens == 0:
+                raise RequestError(
+                    "truncate_prompt_tokens must be -1 or at least 1, got 0", param="truncate_prompt_tokens"
+                )
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _integer(name, count, 0, INT64_MAX)

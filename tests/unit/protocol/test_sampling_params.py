@@ -24,6 +24,8 @@ BAD: list[tuple[str, list[Any]]] = [
     ("max_tokens", [0, -5, 1.5, True]),
     ("min_tokens", [-1, 0.5, 17]),
     ("logprobs", [-1, 1.5, True]),
+    ("prompt_logprobs", [-1, 1.5, True, 2**63]),
+    ("truncate_prompt_tokens", [0, -2, 1.5, True, 2**63]),
     ("stop", ["", ["a", ""], 5, [5], ["x"] * 10_000, "\ud800"]),
     ("stop_token_ids", [5, [-1], [1.5], ["1"], [True]]),
     ("allowed_token_ids", [[], 5, [-1], [1.5], ["1"], [True], [2**31]]),
