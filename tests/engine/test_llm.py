@@ -117,6 +117,24 @@ def test_stop_strings_end_the_text_exactly(llm: LLM) -> None:
     assert llm.check_kv_cache()["owned"] == 0  # type: ignore[attr-defined]
 
 
+def test_sleep_gives_memory_back_and_the_bytes_are_the_same(llm: LLM) -> None:
+    core = next(c for c in psutil.Process().children(recursive=True) if "core-0" in " ".join(c.cmdline()))
+    params = SamplingParams(temperature=0.9, seed=5, max_tokens=16, logprobs=2)
+    before = bytes_of(llm.generate(PROMPTS[0], params, use_tqdm=False)[0].outputs[0])
+    engine: Any = llm
+    parts = llm.llm_engine.resources.fingerprint_parts
+    awake = core.memory_info().rss
+    engine.sleep(level=2)
+    assert engine.is_sleeping() and engine.is_paused()
+    # The packed weights are the most of what a small pool leaves.
+    assert core.memory_info().rss < awake - 100 * 2**20
+    with pytest.raises(RequestError, match="wake_up"):
+        engine.resume()
+    engine.wake_up()
+    assert engine.collective_rpc("describe") == [{name: parts[name] for name in engine.collective_rpc("describe")[0]}]
+    assert bytes_of(llm.generate(PROMPTS[0], params, use_tqdm=False)[0].outputs[0]) == before
+
+
 def test_chat_answers(llm: LLM) -> None:
     conversation = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
     (output,) = llm.chat(conversation, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)

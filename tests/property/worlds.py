@@ -45,7 +45,7 @@ class World:
 
 
 def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
-    """Greedy, sampled, penalised, biased and stopped requests; half of them share a beginning."""
+    """Greedy, sampled, penalised, biased, masked and stopped requests; half of them share a beginning."""
     rng = random.Random(seed)
     styles: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -56,6 +56,8 @@ def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
         {"temperature": 0.0, "repetition_penalty": 1.2, "min_tokens": 8},
         {"temperature": 0.9, "logit_bias": {260: 2.0, 281: -3.0}, "stop": ["\n\n"]},
         {"temperature": 0.0, "logprobs": 5},
+        {"temperature": 0.0, "bad_words": ["the", "is a", "."]},
+        {"temperature": 1.0, "allowed_token_ids": list(range(0, 49152, 7)), "bad_words": ["a"]},
     ]
     cases = []
     for index in range(count):
@@ -63,7 +65,8 @@ def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
         prompt = (SHARED if rng.random() < 0.5 else "") + f"Write about {rng.choice(TOPICS)}"
         logprobs = style.get("logprobs", rng.choice([None, 0, 3]))
         length = rng.randint(max_tokens // 2, max_tokens)
-        settings = {**style, "logprobs": logprobs, "max_tokens": length, "seed": rng.randrange(2**62)}
+        scored = {"prompt_logprobs": rng.choice([0, 2])} if index % 5 == 4 else {}
+        settings = {**style, **scored, "logprobs": logprobs, "max_tokens": length, "seed": rng.randrange(2**62)}
         cases.append(Case(prompt, SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)))
     return cases
 
@@ -71,7 +74,8 @@ def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
 def answer_of(output: RequestOutput) -> tuple[Any, ...]:
     """Everything of an output that the contract covers."""
     choice = output.outputs[0]
-    positions = choice.logprobs and [sorted((i, p.logprob, p.rank) for i, p in at.items()) for at in choice.logprobs]
+    logprobs = [*(choice.logprobs or ()), *(output.prompt_logprobs or ())]
+    positions = [at and sorted((i, p.logprob, p.rank) for i, p in at.items()) for at in logprobs]
     return choice.text, tuple(choice.token_ids), positions, choice.finish_reason, choice.stop_reason
 
 

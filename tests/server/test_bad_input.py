@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -39,6 +39,7 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
         *[(TEXT, raw(prompt=[1, token]), 400) for token in OUTSIDE],
         *[(TEXT, raw(logit_bias={str(token): 1.0}), 400) for token in OUTSIDE],
         *[(TEXT, raw(stop_token_ids=[token]), 400) for token in OUTSIDE],
+        *[(TEXT, raw(allowed_token_ids=[5, token]), 400) for token in OUTSIDE],
         (TEXT, raw(prompt=[1, True]), 400),
         (TEXT, raw(prompt=[1, 2.5]), 400),
         ("/detokenize", json.dumps({"tokens": [49152]}), 400),
@@ -54,7 +55,9 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
         (CHAT, chat(logprobs=True, top_logprobs=21), 400),
         (CHAT, chat(logprobs=True, top_logprobs=-1), 400),
         (CHAT, chat(top_logprobs=2), 400),
-        (TEXT, raw(prompt_logprobs=1), 400),
+        *[(TEXT, raw(prompt_logprobs=count), 400) for count in (-1, 21, 10**9)],
+        *[(CHAT, chat(prompt_logprobs=count, stream=True), 400) for count in (-1, 21, 10**9)],
+        (TEXT, raw(prompt=[1] * 200, echo=True, logprobs=21), 400),
     ],
     "n beyond the limit": [(TEXT, raw(n=10**6), 400), (CHAT, chat(n=10**6), 400), (TEXT, raw(n=0), 400)],
     "empty prompts": [
@@ -79,6 +82,21 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
         (TEXT, raw(stop=""), 400),
         (TEXT, raw(stop=["a", ""]), 400),
         (TEXT, raw(temperature="1"), 400),
+        (TEXT, raw(echo=True, logprobs=1, n=2), 400),
+        *[(TEXT, raw(truncate_prompt_tokens=keep), 400) for keep in (0, -2, 8193, 10**30)],
+        *[(TEXT, raw(request_id=name), 400) for name in ("", "a b", "\ud800", "x" * 1000)],
+        *[(TEXT, raw(priority=value), 400) for value in (2**63, 1.5, "high")],
+    ],
+    "masks that leave nothing": [
+        (TEXT, raw(allowed_token_ids=[]), 400),
+        (TEXT, raw(allowed_token_ids=[504], bad_words=["The"]), 400),
+        (TEXT, raw(allowed_token_ids=[504], bad_words=["The"], stream=True), 400),
+        (CHAT, chat(allowed_token_ids=[504, 2], bad_words=["The"], min_tokens=2), 400),
+        (TEXT, raw(allowed_token_ids=[504], stop_token_ids=[504], min_tokens=2), 400),
+        *[(TEXT, raw(bad_words=[word]), 400) for word in ("", " ", "\t\n", "\u00a0", "\ud800")],
+        (TEXT, raw(bad_words=["x"] * 10_000), 400),
+        (CHAT, chat(bad_words=["x" * 10_000]), 400),
+        (TEXT, raw(bad_words="x"), 400),
     ],
     "too long": [
         (TEXT, raw(prompt=[5] * 9000), 400),
@@ -123,7 +141,7 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
         (CHAT, chat(response_format={"type": "json_object"}), 400),
         (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400),
         (CHAT, chat(chat_template_kwargs={"max_model_len": 1}), 400),
-        (TEXT, raw(echo=True), 400),
+        (CHAT, chat(echo=True), 400),
         (TEXT, raw(suffix="x"), 400),
         (TEXT, raw(best_of=3), 400),
         (TEXT, raw(structured_outputs={"regex": "a+"}), 400),
@@ -196,27 +214,23 @@ def test_a_chunked_body_over_the_limit_is_cut_off(server: Server, survivors: Sur
         server.client = httpx.Client(base_url=server.url, timeout=120)
 
 
-def test_one_request_id_twice(server: Server, survivors: Survivors) -> None:
-    body = {"model": "demo", "prompt": "Numbers: one, two,", "max_tokens": 8, "temperature": 0}
-    with survivors.watch():
-        answers = [
-            server.client.post(TEXT, json=body, headers={"X-Request-Id": "same"}).json()["choices"][0]["text"]
-            for _ in range(2)
-        ]
-        assert answers[0] == answers[1]
+def test_one_request_id_twice_at_once(server: Server, survivors: Survivors) -> None:
+    body = {"model": "demo", "prompt": "Numbers: one, two,", "max_tokens": 24, "temperature": 0, "request_id": "same"}
+    with survivors.watch(), ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: server.post(TEXT, body).json(), range(4)))
+        assert [answer["id"] for answer in answers] == ["cmpl-same"] * 4
+        assert len({answer["choices"][0]["text"] for answer in answers}) == 1
 
 
-def test_health_answers_while_large_bodies_are_read(server: Server) -> None:
-    """Parsing and tokenizing must not hold up others: 100 ms where it is quiet; the bound leaves room for noise."""
-    worst, done = 0.0, threading.Event()
+def test_health_is_answered_while_large_bodies_are_read(server: Server) -> None:
+    """How long an answer takes is measured by hand (docs/benchmarks.md); here every one of them must come."""
+    answers: list[int] = []
+    done = threading.Event()
 
     def poll() -> None:
-        nonlocal worst
         with httpx.Client(base_url=server.url, timeout=60) as client:
             while not done.is_set():
-                began = time.monotonic()
-                assert client.get("/health").status_code == 200
-                worst = max(worst, time.monotonic() - began)
+                answers.append(client.get("/health").status_code)
 
     poller = threading.Thread(target=poll)
     poller.start()
@@ -226,4 +240,4 @@ def test_health_answers_while_large_bodies_are_read(server: Server) -> None:
     finally:
         done.set()
         poller.join()
-    assert worst < 1.0
+    assert len(answers) > 10 and set(answers) == {200}

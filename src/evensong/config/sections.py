@@ -24,8 +24,10 @@ class ModelConfig:
 
     model: str = setting("demo", "a folder, a .gguf file, or demo")
     served_model_name: str | None = setting(None, "name in the API (default: MODEL as given)")
-    dtype: Literal["auto", "bfloat16", "float32"] = setting(
-        "auto", "run dtype; auto takes the checkpoint's", choices=("auto", "bfloat16", "float32")
+    dtype: Literal["auto", "bfloat16", "float32", "float16"] = setting(
+        "auto",
+        "run dtype; auto takes the checkpoint's; float16 runs as bfloat16 on CPU",
+        choices=("auto", "bfloat16", "float32", "float16"),
     )
     max_model_len: int | Literal["auto"] = setting(
         AUTO, "most tokens of prompt plus output; auto: the model's own limit, reduced to what fits", metavar="N|auto"
@@ -84,6 +86,9 @@ class ObservabilityConfig:
     use_tqdm_on_load: bool = setting(True, "a progress bar while weights load, where stderr is a terminal")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "least severe line to log", choices=("debug", "info", "warning", "error")
+    )
+    torch_profiler_dir: str | None = setting(
+        None, "folder for the traces of /start_profile and /stop_profile (default: no profiling)"
     )
 
 

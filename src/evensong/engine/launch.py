@@ -24,6 +24,7 @@ from evensong.protocol.errors import EngineStartError, EvensongError
 from evensong.protocol.handshake import Bootstrap, ClientAddress, CoreInit, HttpInit, Membership
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.wire import TOKEN_BYTES, Stamp
+from evensong.utils.progress import NO_PAGE, make_page
 from evensong.utils.sockets import LaunchFolder
 
 FIRST_INCARNATION = 1
@@ -61,6 +62,7 @@ class Launch:
             self._folder = LaunchFolder()
         except OSError as error:
             raise EngineStartError(f"no folder for the engine's sockets: {error}") from error
+        self._progress_fd = make_page()
         self.client = ClientAddress(0, self._folder.address("requests-0"), self._folder.address("outputs-0"))
         self._address = self._folder.address("handshake")
         try:
@@ -68,6 +70,7 @@ class Launch:
             self._handshake = HandshakeThread(self._address, stamp, self._board, self._init, on_change, self._kill)
         except BaseException as error:
             self._folder.remove()
+            self._close_page()
             if isinstance(error, (zmq.ZMQError, OSError)):
                 raise EngineStartError(f"no socket for the engine's processes: {error}") from error
             raise
@@ -155,10 +158,16 @@ class Launch:
             child.release()
         self._handshake.stop()
         self._folder.remove()
+        self._close_page()
 
     def _say_shutdown(self, seconds: float) -> None:
         for key in list(self._children):
             self._handshake.send_shutdown(key, seconds)
+
+    def _close_page(self) -> None:
+        fd, self._progress_fd = self._progress_fd, NO_PAGE
+        if fd != NO_PAGE:
+            os.close(fd)
 
     def _start(self, role: str, index: int, arguments: Sequence[str] = (), fds: Sequence[int] = ()) -> None:
         row = self._table[role]
@@ -168,6 +177,8 @@ class Launch:
         self._board.add(role, index, title, FIRST_INCARNATION)
         # Wakes the thread, which then waits until the new deadline and no longer.
         self._handshake.post(lambda: None)
+        if self._progress_fd != NO_PAGE:
+            fds = (*fds, self._progress_fd)
         self._children[key] = Child(
             title, row.module, bootstrap, lambda child: self._exited(key, child), arguments, fds
         )
@@ -182,9 +193,11 @@ class Launch:
     def _init(self, key: Key) -> msgspec.Raw:
         role, _ = key
         if role == HTTP:
-            settings: CoreInit | HttpInit = HttpInit(self._config, self.client, server=self._server)
+            settings: CoreInit | HttpInit = HttpInit(
+                self._config, self.client, server=self._server, progress_fd=self._progress_fd
+            )
         else:
-            settings = CoreInit(self._config, [self.client])
+            settings = CoreInit(self._config, [self.client], progress_fd=self._progress_fd)
         return msgspec.Raw(msgspec.msgpack.encode(settings))
 
 

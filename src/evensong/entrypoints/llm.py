@@ -51,18 +51,23 @@ class LLM:
         sampling_params: Params | None = None,
         use_tqdm: bool | ProgressBar = True,
         *,
+        priority: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order. Prompts are texts, lists of token ids, or dicts.
 
-        A prompt that is not done after `timeout` seconds ends with what it has: finish_reason "abort", stop_reason
-        "timeout".
-
+        `priority` holds one number a prompt; lower ones are more urgent. A prompt that is not done after `timeout`
+        seconds ends with what it has: finish_reason "abort", stop_reason "timeout".
         Raises RequestError naming the prompt that cannot be served; then nothing of the call is left running.
         Ctrl-C ends the call's requests at the end of a step, a second one at once; the engine can be used again.
         """
         listed = _as_list(prompts)
-        return self._run(listed, self._params(sampling_params, len(listed)), use_tqdm, timeout=timeout)
+        if priority is not None and len(priority) != len(listed):
+            raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(priority)}", param="priority")
+        params = self._params(sampling_params, len(listed))
+        return self._run(
+            listed, params, use_tqdm, [{"priority": own, "timeout": timeout} for own in priority or [0] * len(listed)]
+        )
 
     def chat(
         self,
@@ -86,7 +91,7 @@ class LLM:
                 raise _of_prompt(index, error) from error
         # The template writes the special tokens itself.
         params = self._params(sampling_params, len(prompts))
-        return self._run(prompts, params, use_tqdm, add_special_tokens=False, timeout=timeout)
+        return self._run(prompts, params, use_tqdm, [{"add_special_tokens": False, "timeout": timeout}] * len(prompts))
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -130,20 +135,20 @@ class LLM:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         use_tqdm: bool | ProgressBar,
-        **options: Any,
+        options: Sequence[dict[str, Any]],
     ) -> list[RequestOutput]:
         engine = self.llm_engine
         order: dict[str, int] = {}
         try:
             with _interrupts_between_steps() as check_interrupt:
-                for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+                for index, (prompt, own, more) in enumerate(zip(prompts, params, options, strict=True)):
                     check_interrupt()
                     request_id = str(next(self._numbers))
                     order[request_id] = index
                     try:
                         own = own.clone()
                         own.output_kind = RequestOutputKind.FINAL_ONLY
-                        engine.add_request(request_id, prompt, own, **options)
+                        engine.add_request(request_id, prompt, own, **more)
                     except RequestError as error:
                         raise _of_prompt(index, error) from error
                 return self._collect(order, use_tqdm, check_interrupt)

@@ -63,6 +63,10 @@ class Executor(ABC):
         """
 
     @abstractmethod
+    def watch_progress(self, tick: Callable[[], None]) -> None:
+        """`tick` is called, from any thread, whenever a step comes forward: at least once for each layer."""
+
+    @abstractmethod
     def register_failure_callback(self, callback: FailureCallback) -> None:
         """`callback(reason)` is called once, from any thread, when a worker can no longer run."""
 

@@ -87,6 +87,9 @@ class UniProcExecutor(Executor):
             raise AttributeError(f"the worker has no method {method!r}")
         return [self._thread.submit(call, *args).result(timeout)]
 
+    def watch_progress(self, tick: Callable[[], None]) -> None:
+        self._run(lambda: self._worker.watch_progress(tick))
+
     def register_failure_callback(self, callback: FailureCallback) -> None:
         # The worker lives and dies with this process: a step that fails says so through its future.
         self._callbacks.append(callback)

@@ -11,7 +11,7 @@ from evensong.kernels import torch_ops
 from evensong.kernels.attention import AttentionChunk, AttentionPlan, attention
 from evensong.kernels.linear import AnyRows, Linear, MakeLinear, PackedLinear, PlainLinear, RowProver
 
-Attention = Callable[[torch.Tensor, torch.Tensor, Sequence[AttentionChunk], int, AttentionPlan], torch.Tensor]
+Attention = Callable[[torch.Tensor, torch.Tensor, Sequence[AttentionChunk], int, AttentionPlan, float], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class OpSet:
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float, torch.dtype], torch.Tensor]
     rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
+    gelu_tanh_mul: Callable[[torch.Tensor], torch.Tensor]
     embedding: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
     write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
     attention: Attention
@@ -34,6 +35,7 @@ def _plain_torch(linear: MakeLinear, *, invariant: bool) -> OpSet:
         rms_norm=torch_ops.rms_norm,
         rotary=torch_ops.rotary,
         silu_mul=torch_ops.silu_mul,
+        gelu_tanh_mul=torch_ops.gelu_tanh_mul,
         embedding=torch_ops.embedding,
         write_kv=torch_ops.write_kv,
         attention=attention,

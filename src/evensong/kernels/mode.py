@@ -22,9 +22,11 @@ class NumericMode:
 
 
 def numeric_mode(dtype: str, device: torch.device) -> NumericMode:
-    """The mode for a run dtype (`bfloat16` or `float32`) on a device."""
+    """The mode for a run dtype (`bfloat16`, `float16` or `float32`) on a device; float16 on a CPU is bfloat16."""
     if dtype == "float32":
         return NumericMode("float32", torch.float32, torch.float32, torch.float32)
+    if dtype == "float16" and device.type != "cpu":
+        return NumericMode("float16", torch.float16, torch.float16, torch.float16)
     if device.type == "cpu" and not cpu_multiplies_bfloat16():
         return NumericMode("bfloat16-widened", torch.bfloat16, torch.float32, torch.bfloat16)
     return NumericMode("bfloat16", torch.bfloat16, torch.bfloat16, torch.bfloat16)

@@ -35,6 +35,12 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up with gelu by its tanh formula."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return 0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) * up
+
+
 def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Softmax attention of one query over its keys, with grouped heads.
 

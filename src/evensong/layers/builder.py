@@ -11,6 +11,7 @@ from evensong.kernels.attention import AttentionPlan, plain_tiles, prove_attenti
 from evensong.kernels.dispatch import OpSet, make_linear
 from evensong.kernels.linear import Linear, RowProver
 from evensong.kernels.mode import NumericMode
+from evensong.sources.model_description import Activation
 
 # (name, expected shape) -> float32 tensor; raises ConfigError for what is missing or mis-shaped.
 ReadTensor = Callable[[str, tuple[int, ...]], torch.Tensor]
@@ -38,9 +39,13 @@ class Builder:
         """A tensor rounded to the run dtype, in the compute dtype."""
         return self._read(name, shape).to(self.mode.stored).to(self.mode.compute).to(self.device)
 
-    def norm(self, name: str, size: int) -> torch.Tensor:
-        """The weight of an RMS norm, in float32, where norms are computed."""
-        return self._read(name, (size,)).to(self.mode.stored).float().to(self.device)
+    def norm(self, name: str, size: int, offset: float = 0.0) -> torch.Tensor:
+        """The weight of an RMS norm plus `offset`, in float32, where norms are computed."""
+        return self._read(name, (size,)).to(self.mode.stored).float().add(offset).to(self.device)
+
+    def activation(self, name: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+        """activation(gate) * up for [rows, 2 * width] -> [rows, width]."""
+        return {"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[name]
 
     def table(self, name: str, rows: int, width: int) -> torch.Tensor:
         """An embedding table in the stored dtype."""

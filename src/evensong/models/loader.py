@@ -12,7 +12,7 @@ from evensong.kernels.dispatch import ops_for
 from evensong.kernels.mode import NumericMode
 from evensong.layers.builder import Builder
 from evensong.models.base import CausalLM
-from evensong.models.registry import FAMILIES
+from evensong.models.registry import model_class
 from evensong.protocol.errors import ConfigError
 from evensong.sources.dequant import Float32, dequantize
 from evensong.sources.model_config import ModelDescription
@@ -77,7 +77,7 @@ def load_model(
     reader = TensorReader(weights, progress)
     try:
         builder = Builder(reader, ops_for(device), mode, device)
-        model = FAMILIES[description.family](description, builder)
+        model = model_class(description.family)(description, builder)
         model.trial_results = builder.trial_results()
     finally:
         reader.close()

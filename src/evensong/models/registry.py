@@ -1,15 +1,20 @@
-"""Model families by name (sources/model_config.py maps architectures to them). Adding a model is one line here."""
+"""The class that runs a family, loaded by the name in the family's line in sources/families.py."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 from evensong.layers.builder import Builder
 from evensong.models.base import CausalLM
-from evensong.models.llama import LlamaForCausalLM
-from evensong.sources.model_config import ModelDescription
+from evensong.sources.families import family_named
+from evensong.sources.model_description import ModelDescription
 
-FAMILIES: dict[str, Callable[[ModelDescription, Builder], CausalLM]] = {
-    "llama": LlamaForCausalLM,
-    "mistral": LlamaForCausalLM,
-}
+MakeModel = Callable[[ModelDescription, Builder], CausalLM]
+
+
+def model_class(family: str) -> MakeModel:
+    """What makes a model of `family` from its description and its tensors."""
+    module, name = family_named(family).model.rsplit(".", 1)
+    made: MakeModel = getattr(importlib.import_module(f"evensong.models.{module}"), name)
+    return made

@@ -37,21 +37,24 @@ class ClientAddress(msgspec.Struct):
 class CoreInit(msgspec.Struct):
     """Launcher -> core: the settings (config/, as msgpack) and every front end's sockets.
 
-    `learned` is set for a replacement, which must come up with the first core's values.
+    `learned` is set for a replacement, which must come up with the first core's values. `progress_fd` is inherited:
+    the core's progress page (utils/progress.py), -1 for none.
     """
 
     config: msgspec.Raw
     clients: list[ClientAddress]
     learned: Resources | None = None
+    progress_fd: int = -1
 
 
 class HttpInit(msgspec.Struct):
-    """Launcher -> HTTP process: the settings (of the engine, and of the server), and its own sockets."""
+    """Launcher -> HTTP process: the settings (of the engine, and of the server), its own sockets, the progress page."""
 
     config: msgspec.Raw
     client: ClientAddress
     num_engines: int = 1
     server: msgspec.Raw = msgspec.Raw(b"\xc0")
+    progress_fd: int = -1
 
 
 class Ready(msgspec.Struct):

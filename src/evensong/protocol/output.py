@@ -33,6 +33,16 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     rank: int
 
 
+class PromptScores(msgspec.Struct, array_like=True, gc=False):
+    """Raw log-probabilities of part of a prompt: `positions[i]` is of prompt token `start + i`, which counts from 0.
+
+    The first token follows nothing and has none, so the first part starts at 1.
+    """
+
+    start: int
+    positions: list[TokenLogprobs]
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """New tokens of one request. `start` is the index, among its output tokens, of the first one here.
 
@@ -49,6 +59,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     num_cached_tokens: int = 0
     error: ErrorBody | None = None
     scheduled_time: float = 0.0
+    prompt_scores: PromptScores | None = None
 
 
 class Admission(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -64,11 +75,12 @@ class Admission(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class UtilityReply(msgspec.Struct, array_like=True, omit_defaults=True):
-    """Result of a control verb: a msgpack value, or why it failed."""
+    """Result of a control verb: a msgpack value, or why it failed. `refusal`: the caller's mistake."""
 
     call_id: int
     result: msgspec.Raw = msgspec.Raw(b"\xc0")
     failure: str | None = None
+    refusal: ErrorBody | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -11,8 +11,10 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     """A resumable request (spec E2): admission with `output_token_ids` continues where those tokens end.
 
     `request_id` is unique among all requests that a core ever sees. `params` is resolved at first admission: `seed`
-    and `max_tokens` are set, `n` is 1. `attempt` counts submissions of the same request; every output names it.
-    `arrival_time` is in seconds of the wall clock. Of two priorities the lower number is more urgent.
+    and `max_tokens` are set, `n` is 1. `prompt_logprobs_delivered` counts the prompt tokens after the first whose
+    log-probabilities the front end has, if it asks for them. `attempt` counts submissions of the same
+    request; every output names it. `arrival_time` is in seconds of the wall clock. Of two priorities the lower number
+    is more urgent.
     """
 
     request_id: str

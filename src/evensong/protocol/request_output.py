@@ -16,6 +16,8 @@ class Logprob(msgspec.Struct):
 
 
 SampleLogprobs = list[dict[int, Logprob]]
+# One entry a token of the prompt; the first has none.
+PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 class CompletionOutput(msgspec.Struct):
@@ -36,7 +38,11 @@ class CompletionOutput(msgspec.Struct):
 
 
 class RequestOutput(msgspec.Struct):
-    """A request's state after new tokens: whole, or only what is new (SamplingParams.output_kind)."""
+    """A request's state after new tokens: whole, or only what is new (SamplingParams.output_kind).
+
+    `prompt_logprobs`, where asked for, are complete from the first output on; of outputs that carry what is new, only
+    the first has them.
+    """
 
     request_id: str
     prompt: str | None
@@ -46,11 +52,7 @@ class RequestOutput(msgspec.Struct):
     num_cached_tokens: int | None = None
     params: SamplingParams | None = None
     metrics: RequestMetrics | None = None
-
-    @property
-    def prompt_logprobs(self) -> None:
-        """Kept for scripts that read it: log-probabilities of the prompt are not computed."""
-        return None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class RequestMetrics(msgspec.Struct):

@@ -6,7 +6,6 @@ Checks here are those that need no model; the input processor checks the rest, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import IntEnum
 
 import msgspec
@@ -18,6 +17,9 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 # bfloat16 products make often, would be left to it.
 GREEDY_BELOW = 1e-9
 MAX_STOP_STRINGS = 128
+MAX_BAD_WORDS = 128
+# Each is tokenized twice.
+MAX_BAD_WORD_CHARS = 256
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -33,8 +35,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     """Sampling settings of one request.
 
     Raises RequestError naming the field when a value can never be right. `temperature == 0` is greedy.
-    `logprobs=k` returns the sampled token's raw log-probability and the k best; `seed=None` draws one, which the
-    response reports. `max_tokens=None` means as many as the context length allows.
+    `logprobs=k` returns the sampled token's raw log-probability and the k best, `prompt_logprobs=k` the same for each
+    token of the prompt but the first; `truncate_prompt_tokens=k` keeps the last k tokens of the prompt, -1 as many as
+    leave room for max_tokens; `seed=None` draws one, which the
+    response reports. `max_tokens=None` means as many as the context length allows. Only `allowed_token_ids` are
+    sampled where they are given, and no token that would complete one of `bad_words`.
     """
 
     n: int = 1
@@ -57,9 +62,26 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    # Set by the input processor from `bad_words`, whatever stood there.
+    bad_words_token_ids: list[list[int]] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    # vLLM's; advisory: no tokenizer here puts spaces between special tokens.
+    spaces_between_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        self.stop = _stop_list(self.stop)
+        self.stop = _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
+        self.bad_words = _texts("bad_words", self.bad_words, MAX_BAD_WORDS)
+        for word in self.bad_words or ():
+            if len(word) > MAX_BAD_WORD_CHARS or word.isspace():
+                fault = "a blank word" if word.isspace() else f"a word of over {MAX_BAD_WORD_CHARS} characters"
+                raise RequestError(f"bad_words holds {fault}", param="bad_words")
+        self.stop_token_ids = _token_ids("stop_token_ids", self.stop_token_ids)
+        self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+        if self.allowed_token_ids == []:
+            raise RequestError("allowed_token_ids is empty: no token could be produced", param="allowed_token_ids")
         self.logit_bias = _logit_bias(self.logit_bias)
         self._check_numbers()
         self._check_lengths()
@@ -101,10 +123,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", param="min_tokens"
             )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, INT64_MAX)
-        for token_id in _token_list(self.stop_token_ids):
-            _integer("stop_token_ids", token_id, 0, MAX_TOKEN_ID)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, INT64_MAX)
+            if self.truncate_prompt_tokens == 0:
+                raise RequestError(
+                    "truncate_prompt_tokens must be -1 or at least 1, got 0", param="truncate_prompt_tokens"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                _integer(name, count, 0, INT64_MAX)
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True", param="stop")
 
@@ -132,30 +159,32 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
     return value
 
 
-def _token_list(value: Sequence[int] | None) -> list[int]:
+def _token_ids(name: str, value: object) -> list[int] | None:
+    """`value` as a list of token ids, whatever model they are for."""
     if value is None:
-        return []
+        return None
     if not isinstance(value, (list, tuple)):
-        raise RequestError("stop_token_ids must be a list of token ids", param="stop_token_ids")
+        raise RequestError(f"{name} must be a list of token ids", param=name)
+    # Lists may be as long as a vocabulary: only one that holds a mistake is walked through in Python.
+    if not set(map(type, value)) <= {int} or (value and not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID):
+        for token_id in value:
+            _integer(name, token_id, 0, MAX_TOKEN_ID)
     return list(value)
 
 
-def _stop_list(value: object) -> list[str] | None:
+def _texts(name: str, value: object, most: int) -> list[str] | None:
+    """`value` as a list of at most `most` texts, none of them empty; None for an empty list."""
     if value is None:
         return None
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, (list, tuple)):
-        raise RequestError("stop must be a string or a list of strings", param="stop")
-    if len(value) > MAX_STOP_STRINGS:
-        raise RequestError(f"stop has {len(value)} strings, at most {MAX_STOP_STRINGS} are allowed", param="stop")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value[: most + 1]):
+        raise RequestError(f"{name} must be a list of strings", param=name)
+    if len(value) > most:
+        raise RequestError(f"{name} has {len(value)} strings, at most {most} are allowed", param=name)
     for item in value:
-        if not isinstance(item, str):
-            raise RequestError("stop must be a string or a list of strings", param="stop")
         if not item:
-            raise RequestError("stop strings must not be empty", param="stop")
+            raise RequestError(f"{name} must not hold an empty string", param=name)
         if not item.isascii() and any("\ud800" <= c <= "\udfff" for c in item):
-            raise RequestError("stop holds a lone surrogate, which no text can contain", param="stop")
+            raise RequestError(f"{name} holds a lone surrogate, which no text can contain", param=name)
     return list(value) or None
 
 

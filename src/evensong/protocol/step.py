@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from evensong.protocol.output import TokenLogprobs
+from evensong.protocol.output import PromptScores, TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 
 
 class NewRequestData(msgspec.Struct, array_like=True, gc=False):
     """A request that takes a slot this step: first scheduled, or back from preemption or another core.
 
-    `block_ids` holds every block allocated so far, in order of position.
+    `block_ids` is its block table so far: block by block in order of position, those of all layer groups side by side.
+    NULL_BLOCK stands where a group needs none.
+
+    Of a prompt whose log-probabilities are asked for, those of the tokens after the first, `prompt_logprobs_delivered`
+    of them are with the front end already.
     """
 
     request_id: str
@@ -21,10 +25,15 @@ class NewRequestData(msgspec.Struct, array_like=True, gc=False):
     eos_token_ids: list[int]
     block_ids: list[int]
     num_computed_tokens: int
+    prompt_logprobs_delivered: int = 0
 
 
 class CachedRequestData(msgspec.Struct, array_like=True, gc=False):
-    """Requests that hold a slot already, as parallel lists: only what changed."""
+    """Requests that hold a slot already, as parallel lists: only what changed.
+
+    `new_block_ids` continue the block tables. Blocks that a request gave back are not named: nothing reads them, as
+    they lie before the window of every token that is still computed.
+    """
 
     request_ids: list[str] = []
     new_block_ids: list[list[int]] = []
@@ -57,13 +66,17 @@ class ModelOutput(msgspec.Struct, array_like=True, gc=False):
     """Tokens sampled in one step: parallel lists in the order of the plan's `sampling_request_ids`.
 
     Each request may have several tokens (speculation); `logprobs[i]` is None where none were asked for. A request in
-    `errors` could not be sampled (for example, no finite logit was left); it gets no token and ends with that error.
+    `errors` could not be sampled (for example, no logit is finite); it gets no token and ends with that error. One in
+    `exhausted` ends without a token since its own settings forbid every token. `prompt_scores` are of requests of the
+    plan, sampled or not.
     """
 
     request_ids: list[str]
     sampled_token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs] | None]
     errors: dict[str, str] = {}
+    exhausted: list[str] = []
+    prompt_scores: dict[str, PromptScores] = {}
 
 
 class GrammarBitmask(msgspec.Struct, array_like=True, gc=False):

@@ -12,23 +12,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from evensong.protocol.output import TokenLogprobs
-from evensong.sampling import bias, filters, gumbel, min_tokens, penalties
+from evensong.sampling import allowed, bad_words, bias, filters, gumbel, min_tokens, penalties
 from evensong.sampling.logprobs import token_logprobs
 from evensong.sampling.row import Float32, SamplingRow
 
 # Adding a feature that changes logits: one file, and one line here.
-LOGIT_STEPS = (bias, min_tokens, penalties)
+LOGIT_STEPS = (bias, allowed, bad_words, min_tokens, penalties)
 
-NO_TOKEN = "no token can be sampled: the model's logits are not finite, or everything is forbidden"
+NO_TOKEN = "no token can be sampled: the model's logits are not finite"
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """One row's result: a token, or an error that ends this request alone."""
+    """One row's result: a token, or what ends this request alone: an error, or masks that leave no token."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    exhausted: bool = False
 
 
 def sample_rows(logits: Float32, rows: Sequence[SamplingRow], num_token_ids: int) -> list[Sampled]:
@@ -51,6 +52,8 @@ def _sample_row(raw: Float32, row: SamplingRow) -> Sampled:
             for step in steps:
                 step.apply(row, logits)
         best = _best(logits)
+        if best is None and logits.max() == -np.inf:
+            return Sampled(-1, exhausted=True)
     if best is None:
         return Sampled(-1, error=NO_TOKEN)
     token_id = best if params.greedy else _draw(logits, row)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from evensong.protocol.errors import ErrorBody
-from evensong.protocol.output import EngineCoreOutput, FinishReason, TokenLogprobs
+from evensong.protocol.output import EngineCoreOutput, FinishReason, PromptScores, TokenLogprobs
+from evensong.protocol.step import ModelOutput
 from evensong.scheduler.request import Request
+
+# The stop_reason of a request whose masks (allowed_token_ids, bad_words, min_tokens) left no token to sample.
+NO_TOKEN_ALLOWED = "no_token_allowed"
 
 
 def commit_tokens(
@@ -52,10 +56,33 @@ def stop_check(request: Request, token_id: int, max_model_len: int) -> tuple[Fin
     return None, None
 
 
+def commit_prompt_scores(request: Request, scores: PromptScores) -> EngineCoreOutput:
+    """Log-probabilities of part of the prompt go out as they are computed, each once."""
+    request.num_prompt_logprobs_sent = scores.start + len(scores.positions) - 1
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        attempt=request.source.attempt,
+        start=request.num_sent_tokens,
+        new_token_ids=[],
+        num_cached_tokens=request.first_cached_tokens or 0,
+        prompt_scores=scores,
+    )
+
+
+def end_without_token(request: Request, output: ModelOutput) -> EngineCoreOutput | None:
+    """The last output of a request that could not be sampled in a step; None for any other."""
+    if request.request_id in output.errors:
+        error = ErrorBody(output.errors[request.request_id], 500, "internal_error")
+        return final_output(request, FinishReason.ERROR, error)
+    if request.request_id in output.exhausted:
+        return final_output(request, FinishReason.STOP, stop_reason=NO_TOKEN_ALLOWED)
+    return None
+
+
 def final_output(
     request: Request, reason: FinishReason, error: ErrorBody | None = None, stop_reason: str | None = None
 ) -> EngineCoreOutput:
-    """The last output of a request that ends without a token: aborted, over its time, or failed."""
+    """The last output of a request that ends without a token: aborted, late, failed, or left without a choice."""
     return EngineCoreOutput(
         request_id=request.request_id,
         attempt=request.source.attempt,

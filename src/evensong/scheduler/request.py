@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from evensong.protocol.request import EngineCoreRequest
@@ -41,6 +42,7 @@ class Request:
         "first_scheduled_time",
         "first_step_id",
         "num_computed_tokens",
+        "num_prompt_logprobs_sent",
         "num_prompt_tokens",
         "num_sent_tokens",
         "rank",
@@ -60,6 +62,7 @@ class Request:
         self.num_computed_tokens = 0
         # Output tokens that the front end has: what this attempt started from, and what was sent since.
         self.num_sent_tokens = len(source.output_token_ids)
+        self.num_prompt_logprobs_sent = source.prompt_logprobs_delivered
         self.status = RequestStatus.WAITING
         self.block_hashes: list[bytes] = []
         self.stop_ids = frozenset(source.params.stop_token_ids or ())
@@ -83,9 +86,23 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def readable_hashes(self) -> Sequence[bytes]:
+        """Hashes of the full blocks that it may take from the cache.
+
+        None while log-probabilities of its prompt are owed: only computing the prompt gives them.
+        """
+        wanted = 0 if self.source.params.prompt_logprobs is None else self.num_prompt_tokens - 1
+        return self.block_hashes if self.num_prompt_logprobs_sent >= wanted else ()
+
+    @property
     def resumed(self) -> bool:
         """True for a request that was admitted before: it skips the queue limit and goes ahead of new ones."""
         return self.source.attempt > 0 or bool(self.source.output_token_ids)
+
+    @property
+    def begun(self) -> bool:
+        """True from its first slot on."""
+        return self.first_cached_tokens is not None
 
     def run(self, num_cached_tokens: int, step_id: int) -> None:
         """It has a slot from step `step_id` on, and its first `num_cached_tokens` tokens are computed already."""

@@ -6,18 +6,18 @@ difference. A request whose last known token is computed in a step gets its next
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from evensong.kvcache.check import check
 from evensong.kvcache.manager import KVCacheManager
-from evensong.protocol.errors import ErrorBody, RequestError
+from evensong.protocol.errors import RequestError
 from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
 from evensong.scheduler.admission import check_fits
 from evensong.scheduler.budget import Budget, SchedulerLimits
-from evensong.scheduler.commit import commit_tokens, final_output
+from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
 from evensong.scheduler.policy import Policy
 from evensong.scheduler.request import Request, RequestStatus
 
@@ -39,6 +39,11 @@ class _Plan:
         self.preempted = False
 
 
+def _anyone(request: Request) -> bool:
+    """Nothing holds requests back."""
+    return True
+
+
 class Scheduler:
     """Who runs next. The only writer, with commit, of Request; called by one thread."""
 
@@ -57,6 +62,8 @@ class Scheduler:
         self.waiting = self.policy.waiting
         # In order of admission: of equals the last one gives way first.
         self.running: list[Request] = []
+        # Which waiting requests may get a slot; the others keep their places.
+        self.may_start: Callable[[Request], bool] = _anyone
         self._check = check
         self._released: list[str] = []
         self._first_to_serve = 0
@@ -74,12 +81,12 @@ class Scheduler:
         request = Request(source, priority=source.priority if self.limits.use_priorities else 0)
         self._check_admission(request)
         self.kv_cache.extend_hashes(request.block_hashes, request.token_ids, source.cache_salt)
-        hit = self.kv_cache.lookup(request.block_hashes, request.num_tokens)
+        hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
         self.requests[request.request_id] = request
         self._num_arrivals += 1
         request.rank.arrival, request.rank.waiting_since = self._num_arrivals, self._step_id
         self.waiting.append(request)
-        return Admission(request.request_id, source.attempt, len(hit) * self.kv_cache.block_size)
+        return Admission(request.request_id, source.attempt, self.kv_cache.num_tokens_in(hit))
 
     def finish_requests(
         self, request_ids: Iterable[str], reason: FinishReason, stop_reason: str | None = None
@@ -98,11 +105,22 @@ class Scheduler:
         """True while a request waits or runs."""
         return bool(self.requests)
 
+    def has_begun_requests(self) -> bool:
+        """True while a request runs, or waits to run again."""
+        return bool(self.running) or any(request.begun for request in self.waiting)
+
+    def preempt_all(self) -> None:
+        """Between steps: every running request gives up its blocks and waits, in order, to be computed again."""
+        plan = _Plan(self.limits)
+        while self.running:
+            self._preempt(self.running[-1], plan)
+
     # ---- one step
 
     def schedule(self) -> SchedulerOutput:
         """The plan of the next step."""
         plan = _Plan(self.limits)
+        self.kv_cache.free_passed((request.request_id, request.num_computed_tokens) for request in self.running)
         self._serve_running(plan)
         if not plan.preempted:
             self._serve_waiting(plan)
@@ -122,17 +140,15 @@ class Scheduler:
         cached = plan.cached_requests
         for request_id, num_computed in zip(cached.request_ids, cached.num_computed_tokens, strict=True):
             self._publish(plan, request_id, num_computed)
-        outputs: Outputs = {}
+        outputs = self._commit_prompts(plan, output)
         for request_id, token_ids, logprobs in zip(
             output.request_ids, output.sampled_token_ids, output.logprobs, strict=True
         ):
             request = self._still_runs(plan, request_id)
             if request is None:
                 continue
-            if request_id in output.errors:
-                error = ErrorBody(output.errors[request_id], 500, "internal_error")
-                result = final_output(request, FinishReason.ERROR, error)
-            else:
+            result = end_without_token(request, output)
+            if result is None:
                 result = commit_tokens(request, token_ids, logprobs, self.limits.max_model_len)
                 self._claim_new_blocks(request)
             if result.finish_reason is not None:
@@ -140,6 +156,20 @@ class Scheduler:
             outputs.setdefault(request.source.client_index, []).append(result)
         if self._check:
             self.check_kv_cache()
+        return outputs
+
+    def _commit_prompts(self, plan: SchedulerOutput, output: ModelOutput) -> Outputs:
+        """What the step computed of prompts, and the end of those for which that failed."""
+        outputs: Outputs = {}
+        for request_id, scores in output.prompt_scores.items():
+            request = self._still_runs(plan, request_id)
+            if request is not None:
+                outputs.setdefault(request.source.client_index, []).append(commit_prompt_scores(request, scores))
+        for request_id in output.errors.keys() - set(output.request_ids):
+            request = self._still_runs(plan, request_id)
+            if request is not None and (result := end_without_token(request, output)) is not None:
+                self._finish(request)
+                outputs.setdefault(request.source.client_index, []).append(result)
         return outputs
 
     # ---- figures and checks
@@ -158,9 +188,9 @@ class Scheduler:
 
     def check_kv_cache(self) -> dict[str, int]:
         """Proves the KV cache's invariants and that exactly the running requests hold tables; returns the counts."""
-        counts = check(self.kv_cache)
-        running = {request.request_id for request in self.running}
-        assert set(self.kv_cache.tables) == running, "a table belongs to a request that does not run"
+        running = {request.request_id: request.num_computed_tokens for request in self.running}
+        counts = check(self.kv_cache, running)
+        assert set(self.kv_cache.tables) == set(running), "a table belongs to a request that does not run"
         return counts
 
     # ---- inside
@@ -169,7 +199,7 @@ class Scheduler:
         limits = self.limits
         if request.request_id in self.requests:
             raise RequestError(f"request id {request.request_id} is in use", status=409, param="request_id")
-        check_fits(request, limits, self.kv_cache.pool.num_blocks * self.kv_cache.block_size)
+        check_fits(request, limits, self.kv_cache.capacity)
         # Those that the next step can take do not count as queued, however quickly they came.
         free_slots = max(limits.max_num_seqs - len(self.running), 0)
         if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs + free_slots:
@@ -233,12 +263,14 @@ class Scheduler:
         for request in self._candidates():
             if plan.budget.left == 0:
                 break
+            if not self.may_start(request):
+                continue
             free_slot = not blocked and len(self.running) + num_behind_writers < self.limits.max_num_seqs
             by_age = self.waiting.is_aged(request)
             if not free_slot and not by_age and not self.policy.displaceable(self.running, request, self._step_id + 1):
                 break
-            hit = self.kv_cache.lookup(request.block_hashes, request.num_tokens)
-            if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, len(hit)):
+            hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
+            if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, hit):
                 request.steps_waited += 1
                 num_behind_writers += 1
             elif not (free_slot and self._start(request, hit, plan)) and not self._displace(request, hit, plan):
@@ -252,10 +284,11 @@ class Scheduler:
             return ()
         return self.waiting.candidates(self._step_id)
 
-    def _awaits_writer(self, request: Request, num_hit: int) -> bool:
+    def _awaits_writer(self, request: Request, hit: list[int]) -> bool:
         """True when a running request computes the prefix that this one lacks: one as urgent, for the others wait."""
-        hashes = request.block_hashes
-        if not self.kv_cache.awaits_writer(hashes, num_hit, request.num_tokens):
+        hashes, num_cached = request.readable_hashes, self.kv_cache.num_tokens_in(hit)
+        num_hit = num_cached // self.kv_cache.block_size
+        if not self.kv_cache.awaits_writer(hashes, num_cached, request.num_tokens):
             return False
         return any(
             not self.policy.is_behind(other, request) and other.block_hashes[num_hit : num_hit + 1] == [hashes[num_hit]]
@@ -267,7 +300,7 @@ class Scheduler:
 
         One that was preempted would otherwise take the blocks that it just gave up, and lose them again.
         """
-        num_cached = len(hit) * self.kv_cache.block_size
+        num_cached = self.kv_cache.num_tokens_in(hit)
         count = plan.budget.share(request.num_tokens - num_cached)
         if count == 0 or not self.kv_cache.start(
             request.request_id, hit, request.block_hashes, num_cached + count, room_for=request.num_tokens
@@ -282,7 +315,7 @@ class Scheduler:
         tokens = sum(plan.scheduled.get(victim.request_id, 0) for victim in victims)
         if (
             not victims
-            or not plan.budget.share(request.num_tokens - len(hit) * self.kv_cache.block_size, more=tokens)
+            or not plan.budget.share(request.num_tokens - self.kv_cache.num_tokens_in(hit), more=tokens)
             or not self.kv_cache.would_fit(hit, request.num_tokens, without=[v.request_id for v in victims])
         ):
             return False
@@ -312,6 +345,7 @@ class Scheduler:
                 eos_token_ids=source.eos_token_ids,
                 block_ids=list(self.kv_cache.tables[request.request_id]),
                 num_computed_tokens=num_cached,
+                prompt_logprobs_delivered=request.num_prompt_logprobs_sent,
             )
         )
 

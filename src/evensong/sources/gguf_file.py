@@ -29,7 +29,40 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+}
+# Types that are defined (or once were), but in which weights cannot be read: they hold activations, whole numbers, or a
+# layout that the format has dropped.
+_UNREADABLE_TYPES: dict[int, str] = {
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    15: "Q8_K",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    41: "Q1_0",
 }
 _SCALARS: dict[int, struct.Struct] = {
     0: struct.Struct("<B"),
@@ -212,9 +245,8 @@ class GGUFFile:
         offset: int,
     ) -> GGUFTensor:
         if type_number not in GGML_TYPES:
-            raise ConfigError(
-                f"the model file {self.path} holds tensor {name!r:.80} of type {type_number}, not supported"
-            )
+            kind = _UNREADABLE_TYPES.get(type_number, type_number)
+            raise ConfigError(f"the model file {self.path} holds tensor {name!r:.80} of type {kind}, not supported")
         dtype, block, block_bytes = GGML_TYPES[type_number]
         if shape[-1] % block:
             raise self._fail(f"tensor {name!r:.80} has rows of {shape[-1]}, not a multiple of {block}")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from evensong.protocol.errors import ConfigError
+from evensong.sources.families import family_of_gguf
 from evensong.sources.gguf_file import GGUFFile, GGUFTensor
 from evensong.sources.resolve import ModelSource
 from evensong.sources.safetensors_file import read_safetensors
@@ -26,6 +27,8 @@ _GGUF_LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -34,7 +37,7 @@ _GGUF_LAYER = {
     "ffn_norm": "post_attention_layernorm",
 }
 # Tables that a file may carry and that are computed here.
-_IGNORED = re.compile(r"rope_freqs\.weight|.*\.rotary_emb\.inv_freq")
+_IGNORED = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|.*\.rotary_emb\.inv_freq")
 _HASH_WHOLE_BYTES = 256 * 10**6
 _HASH_HEAD_BYTES = 32 << 20
 _STRIDE_BYTES = 1 << 20
@@ -107,17 +110,17 @@ def _hash_file(digest: hashlib._Hash, path: Path, *, whole: bool) -> None:
 
 
 def _from_gguf(file: GGUFFile) -> list[TensorEntry]:
-    architecture = file.get("general.architecture")
-    heads = file.get(f"{architecture}.attention.head_count")
-    kv_heads = file.get(f"{architecture}.attention.head_count_kv", heads)
+    family = family_of_gguf(str(file.get("general.architecture", "?")))
+    heads = file.get(f"{family.gguf}.attention.head_count")
+    kv_heads = file.get(f"{family.gguf}.attention.head_count_kv", heads)
+    layer_names = {**_GGUF_LAYER, **family.gguf_names}
     entries = []
     for tensor in file.tensors.values():
-        name = _hf_name(tensor.name)
+        name = _hf_name(tensor.name, layer_names)
         rotary = 0
-        # Files of the Llama family store q and k with each head's rotary pairs side by side.
-        if architecture == "llama" and ".self_attn.q_proj." in name:
+        if family.gguf_pairs and ".self_attn.q_proj." in name:
             rotary = _rotary_heads(file, tensor, heads)
-        elif architecture == "llama" and ".self_attn.k_proj." in name:
+        elif family.gguf_pairs and ".self_attn.k_proj." in name:
             rotary = _rotary_heads(file, tensor, kv_heads)
         data = np.frombuffer(tensor.data, dtype=np.uint8)
         entries.append(TensorEntry(name, tensor.dtype, tensor.shape, data, rotary))
@@ -132,12 +135,12 @@ def _rotary_heads(file: GGUFFile, tensor: GGUFTensor, heads: Any) -> int:
     return heads
 
 
-def _hf_name(name: str) -> str:
+def _hf_name(name: str, layer_names: Mapping[str, str]) -> str:
     if name in _GGUF_TOP:
         return _GGUF_TOP[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match and match[2] in _GGUF_LAYER:
-        return f"model.layers.{match[1]}.{_GGUF_LAYER[match[2]]}.{match[3]}"
+    if match and match[2] in layer_names:
+        return f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[3]}"
     return name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from evensong.sources.model_config import ModelDescription
+from evensong.sources.model_description import ModelDescription, Rope
 from evensong.sources.tokenizer import Tokenizer
 from evensong.testing.fake_executor import VOCAB_SIZE
 
@@ -57,8 +57,10 @@ def tiny_description() -> ModelDescription:
         num_heads=1,
         num_kv_heads=1,
         head_dim=8,
+        rotary_dim=8,
         rms_norm_eps=1e-5,
-        rope_theta=10000.0,
+        layer_ropes=(Rope(10000.0),),
+        layer_windows=(None,),
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         torch_dtype="float32",

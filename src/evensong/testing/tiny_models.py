@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 EOS_TOKEN = "<|end|>"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)

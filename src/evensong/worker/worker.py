@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -20,8 +22,9 @@ from evensong.sources.model_config import load_model_description
 from evensong.sources.resolve import ModelSource, resolve_model
 from evensong.sources.tokenizer import load_tokenizer
 from evensong.sources.weights import open_weights, source_digest
-from evensong.utils.machine import available_memory_bytes, usable_cpus
+from evensong.utils.machine import available_memory_bytes, give_back_free_memory, usable_cpus
 from evensong.worker.kv_memory import KVMemory
+from evensong.worker.profiler import Profiler
 from evensong.worker.runner import Runner
 
 # Forward passes of this many tokens measure the step rate.
@@ -34,6 +37,7 @@ class Worker:
     """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._config = config
         self._device = pick_device(config.model.device)
         if self._device.type == "cpu":
             # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
@@ -45,7 +49,7 @@ class Worker:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="files") as files:
             digest = files.submit(source_digest, source)
             tokenizer = files.submit(load_tokenizer, source)
-            self._model = self._load(source, show=config.observability.use_tqdm_on_load)
+            self._model: CausalLM | None = self._load(source, show=config.observability.use_tqdm_on_load)
             self._num_token_ids = min(tokenizer.result().vocab_size, self._description.vocab_size)
             self._digest = digest.result()
         self._max_model_len = self._description.max_position_embeddings
@@ -53,6 +57,7 @@ class Worker:
         self._touches_ahead = config.cache.kv_cache_memory_bytes is not None
         self._memory: KVMemory | None = None
         self._runner: Runner | None = None
+        self._profiler = Profiler(config.observability.torch_profiler_dir, self._device)
 
     def _load(self, source: ModelSource, *, show: bool) -> CausalLM:
         weights = open_weights(source)
@@ -61,7 +66,7 @@ class Worker:
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer keeps per token."""
-        return self._model.kv_specs()
+        return self._require_model().kv_specs()
 
     def determine_available_memory(self) -> int:
         """Bytes free for the KV cache: under the container's limit on CPU, on the device otherwise."""
@@ -77,10 +82,11 @@ class Worker:
 
     def initialize_from_config(self, kv_cache: KVCacheConfig, max_model_len: int) -> None:
         """Allocates the KV cache and runs the first pass, which is slower than those that follow."""
-        self._model.set_max_model_len(max_model_len)
+        model = self._require_model()
+        model.set_max_model_len(max_model_len)
         self._max_model_len = max_model_len
-        self._memory = KVMemory(self._model.kv_specs(), kv_cache, self._mode.kv, self._device)
-        self._runner = Runner(self._model, self._memory.caches, kv_cache.block_size, self._num_token_ids, self._device)
+        self._memory = KVMemory(model.kv_specs(), kv_cache, self._mode.kv, self._device)
+        self._runner = Runner(model, self._memory.caches, kv_cache, self._num_token_ids, self._device)
         self._runner.warm_up(1)
 
     def measure_token_rate(self) -> float:
@@ -96,9 +102,9 @@ class Worker:
         return {
             "weights": self._digest,
             "mode": self._mode.name,
-            "trial_results": self._model.trial_results,
+            "trial_results": self._require_model().trial_results,
             "kv_dtype": str(self._mode.kv).removeprefix("torch."),
-            "rope_theta": repr(self._description.rope_theta),
+            "rope": repr(sorted(set(map(repr, self._description.layer_ropes)))),
             "tensor_parallel_size": "1",
             "threads": str(torch.get_num_threads()) if self._device.type == "cpu" else "1",
             **describe_kernels(self._device),
@@ -121,6 +127,47 @@ class Worker:
         """Some milliseconds of what makes later steps faster; False when nothing is left to do."""
         return self._touches_ahead and self._memory is not None and self._memory.touch()
 
+    def watch_progress(self, tick: Callable[[], None]) -> None:
+        """`tick` is called at every layer of every step."""
+        self._require_runner().watch_progress(tick)
+
+    def sleep(self, part: str) -> None:
+        """Gives the memory of `kv_cache` or `weights` back to the system, between steps; contents are lost."""
+        assert self._memory is not None
+        if part == "kv_cache":
+            self._memory.release()
+        else:
+            self._require_runner().set_model(None)
+            self._model = None
+            gc.collect()
+        give_back_free_memory()
+
+    def wake_up(self, part: str) -> None:
+        """Takes `kv_cache` or `weights` back. Raises ConfigError where the files no longer hold the same model."""
+        assert self._memory is not None
+        if part == "kv_cache":
+            self._memory.restore()
+            return
+        source = resolve_model(self._config.model.model, progress=False)
+        if source_digest(source) != self._digest:
+            raise ConfigError("the model's files are not those that the engine started with")
+        model = self._load(source, show=False)
+        model.set_max_model_len(self._max_model_len)
+        self._model = model
+        self._require_runner().set_model(model)
+
+    def start_profile(self, prefix: str | None = None) -> None:
+        """Starts torch's profiler in this thread. Raises RequestError where it cannot."""
+        self._profiler.start(prefix)
+
+    def stop_profile(self) -> str:
+        """The trace file that was written. Raises RequestError when no profiler runs."""
+        return self._profiler.stop()
+
+    def _require_model(self) -> CausalLM:
+        assert self._model is not None, "the weights are asleep"
+        return self._model
+
     def _require_runner(self) -> Runner:
         assert self._runner is not None, "initialize_from_config comes first"
         return self._runner
@@ -140,7 +187,5 @@ def pick_device(asked: str) -> torch.device:
 
 
 def run_dtype(asked: str, stored: str) -> str:
-    """The run dtype: the checkpoint's for `auto`; float16 checkpoints run as bfloat16."""
-    if asked != "auto":
-        return asked
-    return stored if stored in ("bfloat16", "float32") else "bfloat16"
+    """The run dtype: the checkpoint's for `auto`."""
+    return stored if asked == "auto" else asked

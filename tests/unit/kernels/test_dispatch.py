@@ -29,6 +29,9 @@ def test_numeric_modes(multiplies: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     run = mode.numeric_mode("bfloat16", CPU)
     assert run.stored == run.kv == torch.bfloat16
     assert run.compute == (torch.bfloat16 if multiplies else torch.float32)
+    assert mode.numeric_mode("float16", CPU) == run
+    half = mode.numeric_mode("float16", torch.device("cuda"))
+    assert half.stored == half.compute == half.kv == torch.float16 and half.name == "float16"
     exact = mode.numeric_mode("float32", CPU)
     assert exact.stored == exact.compute == exact.kv == torch.float32
     assert len({run.name, exact.name, mode.numeric_mode("bfloat16", torch.device("cuda")).name}) == 3 - multiplies

@@ -40,6 +40,16 @@ def test_silu_mul(width: int) -> None:
     assert_rows_independent(torch_ops.silu_mul, x)
 
 
+@pytest.mark.parametrize("width", [50, 64, 2048])
+def test_gelu_tanh_mul(width: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(300, 2 * width) * 3
+    torch.testing.assert_close(torch_ops.gelu_tanh_mul(x), reference.gelu_tanh_mul(x), rtol=1e-4, atol=1e-6)
+    assert_rows_independent(torch_ops.gelu_tanh_mul, x)
+    gate = torch.tensor([[-1e30, -1e4, 0.0, 1e4, 1e30]])
+    assert torch_ops.gelu_tanh_mul(torch.cat([gate, torch.ones(1, 5)], 1)).tolist() == [[0, 0, 0, 1e4, gate[0, 4]]]
+
+
 def test_silu_of_large_values() -> None:
     for width in (50, 64):
         gate = torch.tensor([-1e4, -100.0, 100.0, 1e4] + [0.0] * (width - 4))

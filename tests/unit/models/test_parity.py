@@ -1,21 +1,18 @@
-"""Logits against `transformers` on the same weights, in float32."""
+"""Logits of the demo model against `transformers` on the same weights (other families: test_families.py)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
 
 from evensong.sources.dequant import dequantize
 from evensong.sources.model_config import ModelDescription
 from evensong.sources.resolve import ModelSource, resolve_model
 from evensong.sources.tokenizer import load_tokenizer
 from evensong.sources.weights import open_weights
-from evensong.testing.tiny_models import byte_tokenizer
 from tests.unit.models.stepping import Stepper, load
 
 TEXT = """When the tide went out, the harbour showed its ribs: chains, old anchors, a bicycle that nobody had asked for.
@@ -84,51 +81,7 @@ def llama_config(model: ModelDescription) -> transformers.LlamaConfig:
         head_dim=model.head_dim,
         max_position_embeddings=model.max_position_embeddings,
         rms_norm_eps=model.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": model.layer_ropes[0].theta},
         tie_word_embeddings=model.tie_word_embeddings,
         attn_implementation="eager",
     )
-
-
-SMALL = {
-    "vocab_size": 300,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 400,
-}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.LlamaConfig(**SMALL, head_dim=8, tie_word_embeddings=False, attention_bias=True, mlp_bias=True),
-        transformers.LlamaConfig(
-            **SMALL,
-            head_dim=16,
-            tie_word_embeddings=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        ),
-        transformers.MistralConfig(**SMALL, head_dim=32, sliding_window=None, rms_norm_eps=1e-6),
-    ],
-    ids=["llama with biases", "llama tied, wide heads", "mistral"],
-)
-def test_small_random_models(config: transformers.PreTrainedConfig, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    config.architectures = [type(theirs).__name__]
-    config.save_pretrained(tmp_path)
-    state = {name: value.contiguous() for name, value in theirs.state_dict().items()}
-    if config.tie_word_embeddings:
-        del state["lm_head.weight"]
-    save_file(state, str(tmp_path / "model.safetensors"))
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    ours, _ = load(str(tmp_path), "float32")
-    tokens = torch.randint(0, 300, (290,)).tolist()
-    expected = transformers_logits(theirs, tokens)
-    assert expected.abs().max() > 0.5
-    assert largest_difference(Stepper(ours).run(tokens, 100), expected) < 1e-3

@@ -24,8 +24,12 @@ BAD: list[tuple[str, list[Any]]] = [
     ("max_tokens", [0, -5, 1.5, True]),
     ("min_tokens", [-1, 0.5, 17]),
     ("logprobs", [-1, 1.5, True]),
+    ("prompt_logprobs", [-1, 1.5, True, 2**63]),
+    ("truncate_prompt_tokens", [0, -2, 1.5, True, 2**63]),
     ("stop", ["", ["a", ""], 5, [5], ["x"] * 10_000, "\ud800"]),
     ("stop_token_ids", [5, [-1], [1.5], ["1"], [True]]),
+    ("allowed_token_ids", [[], 5, [-1], [1.5], ["1"], [True], [2**31]]),
+    ("bad_words", ["word", ["a", ""], [" "], ["\u3000\n"], 5, [5], ["x"] * 129, ["\ud800"], ["x" * 257]]),
     ("logit_bias", [[1], {"x": 1}, {"-": 1}, {-1: 1}, {1: 101}, {1: math.nan}, {1: "2"}, {"9" * 30: 1}]),
 ]
 
@@ -41,6 +45,7 @@ def test_bad_values_are_refused_by_name(field: str, value: Any) -> None:
 def test_the_edges_are_allowed() -> None:
     SamplingParams(temperature=0, top_p=1, min_p=1.0, top_k=-1, seed=-(2**63), max_tokens=1, min_tokens=1, logprobs=0)
     SamplingParams(presence_penalty=-2, frequency_penalty=2, seed=2**63 - 1, max_tokens=None, min_tokens=10**6)
+    SamplingParams(bad_words=["x" * 256] * 128, allowed_token_ids=list(range(200_000)))
 
 
 def test_forms_are_made_one() -> None:

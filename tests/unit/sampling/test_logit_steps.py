@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evensong.protocol.sampling_params import SamplingParams
-from evensong.sampling import bias, min_tokens, penalties
+from evensong.sampling import allowed, bad_words, bias, min_tokens, penalties
 from evensong.sampling.row import SamplingRow
 
 VOCAB = 12
@@ -81,6 +81,28 @@ def test_bias_is_added_once() -> None:
     assert result == expected
 
 
+def banned(result: list[float]) -> set[int]:
+    return {i for i, value in enumerate(result) if value == -np.inf}
+
+
+def test_only_allowed_tokens_keep_their_logits() -> None:
+    result = apply(allowed, [1], [2], allowed_token_ids=[3, 0, 500])
+    assert banned(result) == set(range(VOCAB)) - {0, 3}
+    assert (result[0], result[3]) == (BASE[0], BASE[3])
+
+
+@pytest.mark.parametrize(
+    "output, expected",
+    [([], {7}), ([1], {2, 7}), ([0, 1], {2, 7}), ([1, 2], {3, 7}), ([2, 1], {2, 7}), ([1, 0], {7}), ([8, 8], {7, 8})],
+)
+def test_the_last_token_of_a_bad_word_is_banned_where_the_others_stand(output: list[int], expected: set[int]) -> None:
+    words = [[7], [1, 2], [1, 2, 3], [8, 8, 8], [1, 500]]
+    result = apply(bad_words, [1, 1, 8], output, bad_words_token_ids=words)
+    assert banned(result) == expected
+    left = sorted(set(range(VOCAB)) - expected)
+    assert [result[i] for i in left] == [BASE[i] for i in left]
+
+
 def test_steps_that_are_not_wanted() -> None:
     plain = SamplingParams()
-    assert not any(step.wanted(plain) for step in (bias, min_tokens, penalties))
+    assert not any(step.wanted(plain) for step in (bias, allowed, bad_words, min_tokens, penalties))

@@ -53,6 +53,8 @@ def rows(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], SamplingRow]:
         "min_tokens": [2, 50],
         "logit_bias": [{2: 100.0}, {5: -100.0, 7: 3.0}],
         "stop_token_ids": [[11, 12]],
+        "allowed_token_ids": [list(range(0, VOCAB, 3)), [4, 5, 30, 31, 136]],
+        "bad_words_token_ids": [[[30], [4, 5], [1, 2, 3]], [[i] for i in range(100)]],
     }.items():
         if draw(st.booleans()):
             params[name] = draw(st.sampled_from(values))
@@ -83,6 +85,9 @@ def test_what_is_forbidden_never_comes(drawn: tuple[np.ndarray[Any, Any], Sampli
     params = row.params
     if len(row.output_token_ids) < params.min_tokens:
         assert result.token_id not in {*EOS, *(params.stop_token_ids or ())}
+    assert params.allowed_token_ids is None or result.token_id in params.allowed_token_ids
+    text = [*row.output_token_ids, result.token_id]
+    assert not any(text[-len(word) :] == word for word in params.bad_words_token_ids or ())
     if result.logprobs is not None:
         assert params.logprobs is not None
         assert result.logprobs.token_ids[0] == result.token_id
@@ -101,6 +106,10 @@ def naive(logits: np.ndarray[Any, Any], row: SamplingRow) -> int:
     for i in range(VOCAB):
         x = float(logits[i]) + (p.logit_bias or {}).get(i, 0.0)
         if len(output) < p.min_tokens and i in {*EOS, *(p.stop_token_ids or ())}:
+            continue
+        if p.allowed_token_ids is not None and i not in p.allowed_token_ids:
+            continue
+        if any([*output, i][-len(word) :] == word for word in p.bad_words_token_ids or ()):
             continue
         if i in prompt or i in output:
             x = x / p.repetition_penalty if x > 0 else x * p.repetition_penalty
@@ -140,6 +149,9 @@ def naive(logits: np.ndarray[Any, Any], row: SamplingRow) -> int:
         {"temperature": 1.0, "frequency_penalty": 0.9, "top_p": 0.95},
         {"temperature": 1.0, "min_tokens": 60, "max_tokens": 100, "stop_token_ids": [11, 12]},
         {"temperature": 0.0, "logit_bias": {4: 6.5, 9: -3.0}},
+        {"temperature": 1.0, "allowed_token_ids": [4, 5, 30, 31, 136], "logit_bias": {31: 1.5}},
+        {"temperature": 0.0, "bad_words_token_ids": [[i] for i in range(0, VOCAB, 2)], "presence_penalty": 0.4},
+        {"temperature": 1.0, "allowed_token_ids": [7, 8, 9], "bad_words_token_ids": [[7], [8, 9], [9, 9]]},
     ],
     ids=str,
 )
@@ -179,9 +191,13 @@ def test_a_bad_value_under_a_ban_is_still_an_error(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1e9])
-def test_everything_forbidden_is_an_error(temperature: float) -> None:
-    row = make_row(temperature=temperature, min_tokens=16, stop_token_ids=list(range(VOCAB)))
-    assert sample_one(logits_of(1), row).error == NO_TOKEN
+def test_everything_forbidden_is_told_apart_from_a_broken_model(temperature: float) -> None:
+    for masks in (
+        {"min_tokens": 16, "stop_token_ids": list(range(VOCAB))},
+        {"allowed_token_ids": [5, 6], "bad_words_token_ids": [[5], [6]]},
+        {"allowed_token_ids": [2], "min_tokens": 16, "repetition_penalty": 1e-6},
+    ):
+        assert sample_one(logits_of(1), make_row(temperature=temperature, **masks)) == Sampled(-1, exhausted=True)
     assert sample_one(np.full(PADDED, -np.inf, dtype=np.float32), make_row(temperature=temperature)).error == NO_TOKEN
     last = make_row(temperature=temperature, min_tokens=16, stop_token_ids=list(range(VOCAB - 1)))
     assert sample_one(logits_of(1), last).token_id == VOCAB - 1

@@ -8,7 +8,8 @@ import pytest
 
 from evensong.protocol.errors import ErrorBody
 from evensong.protocol.output import FinishReason, TokenLogprobs
-from evensong.scheduler.commit import commit_tokens, final_output
+from evensong.protocol.step import ModelOutput
+from evensong.scheduler.commit import commit_tokens, end_without_token, final_output
 from evensong.scheduler.request import Request
 from tests.unit.scheduler.driving import ask
 
@@ -50,3 +51,14 @@ def test_indices_and_attempts_go_on_where_a_resumed_request_was() -> None:
     assert second.new_logprobs == [row] * 3
     last = final_output(request, FinishReason.ERROR, ErrorBody("why"))
     assert (last.start, last.new_token_ids, last.error) == (6, [], ErrorBody("why"))
+
+
+def test_a_request_that_could_not_be_sampled_ends_alone() -> None:
+    step = ModelOutput(["broken", "bare", "fine"], [[], [], [5]], [None] * 3, {"broken": "why"}, ["bare"])
+    requests = {name: Request(ask(name, [1])) for name in step.request_ids}
+    ends = {name: end_without_token(request, step) for name, request in requests.items()}
+    assert ends["fine"] is None
+    broken, bare = ends["broken"], ends["bare"]
+    assert broken is not None and broken.error is not None and broken.error.status == 500
+    assert bare is not None and (bare.finish_reason, bare.error) == (STOP, None)
+    assert bare.stop_reason == "no_token_allowed" and bare.new_token_ids == []

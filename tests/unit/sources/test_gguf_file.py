@@ -40,6 +40,25 @@ def test_types_agree_with_the_library() -> None:
         assert (kind.name, gguf.GGML_QUANT_SIZES[kind]) == (name, (block, block_bytes))
 
 
+def test_every_type_of_the_library_is_read_or_refused_by_name(tmp_path: Path, whole: bytes) -> None:
+    name = b"blk.1.attn_q.weight"
+    place = whole.index(name) + len(name) + 20
+    for kind in gguf.GGMLQuantizationType:
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        try:
+            gguf.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+            readable = True
+        except NotImplementedError:
+            readable = kind.name in ("F32", "F16")
+        assert (kind in GGML_TYPES) == readable, kind.name
+        if not readable:
+            data = bytearray(whole)
+            struct.pack_into("<I", data, place, kind)
+            (tmp_path / "t.gguf").write_bytes(data)
+            with pytest.raises(ConfigError, match=f"of type {kind.name}, not supported"):
+                GGUFFile(tmp_path / "t.gguf")
+
+
 def test_every_value_of_the_demo_agrees(demo_model: Path, reference: gguf.GGUFReader) -> None:
     file = GGUFFile(demo_model)
     expected = {name: field for name, field in reference.fields.items() if not name.startswith("GGUF.")}

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from evensong.protocol.errors import ConfigError
-from evensong.sources.model_config import ModelDescription, load_model_description
+from evensong.sources.model_config import load_model_description
+from evensong.sources.model_description import ModelDescription, Rope
 from evensong.sources.resolve import ModelSource
 from tests.unit.sources.files import VOCAB_SIZE, tiny_folder, tiny_gguf
 
@@ -25,8 +26,10 @@ TINY = ModelDescription(
     num_heads=4,
     num_kv_heads=2,
     head_dim=16,
+    rotary_dim=16,
     rms_norm_eps=float(np.float32(1e-5)),
-    rope_theta=10000.0,
+    layer_ropes=(Rope(10000.0), Rope(10000.0)),
+    layer_windows=(None, None),
     max_position_embeddings=128,
     tie_word_embeddings=True,
     torch_dtype="float32",
@@ -35,11 +38,28 @@ TINY = ModelDescription(
 )
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+}
+
+
 def test_demo(demo_model: Path) -> None:
     model = load_model_description(ModelSource("gguf", demo_model, "demo"))
     assert (model.family, model.num_layers, model.hidden_size, model.vocab_size) == ("llama", 30, 576, 49152)
     assert (model.num_heads, model.num_kv_heads, model.head_dim, model.intermediate_size) == (9, 3, 64, 1536)
-    assert (model.rope_theta, model.max_position_embeddings, model.tie_word_embeddings) == (100000.0, 8192, True)
+    assert model.layer_ropes == (Rope(100000.0),) * 30 and model.layer_windows == (None,) * 30
+    assert (model.max_position_embeddings, model.tie_word_embeddings) == (8192, True)
     assert (model.torch_dtype, model.eos_token_ids, model.bos_token_id) == ("bfloat16", (2,), 1)
     assert math.isclose(model.rms_norm_eps, 1e-5, rel_tol=1e-6)
 
@@ -62,19 +82,35 @@ def test_what_a_configuration_may_leave_out(tmp_path: Path) -> None:
     model = folder(
         tmp_path, num_key_value_heads=None, rope_theta=None, torch_dtype=None, bos_token_id=None, eos_token_id=None
     )
-    assert (model.num_kv_heads, model.rope_theta, model.torch_dtype) == (4, 10000.0, "float32")
+    assert (model.num_kv_heads, model.layer_ropes[0].theta, model.torch_dtype) == (4, 10000.0, "float32")
     assert (model.bos_token_id, model.eos_token_ids) == (None, ())
 
 
 def test_newer_and_older_spellings(tmp_path: Path) -> None:
     model = folder(tmp_path, torch_dtype=None, dtype="bfloat16", rope_theta=None, rope_parameters={"rope_theta": 5e5})
-    assert (model.torch_dtype, model.rope_theta) == ("bfloat16", 5e5)
+    assert (model.torch_dtype, model.layer_ropes[0].theta) == ("bfloat16", 5e5)
     model = folder(tmp_path, torch_dtype="torch.float16", head_dim=32, attention_bias=True, mlp_bias=True)
-    assert (model.torch_dtype, model.head_dim, model.attention_bias, model.mlp_bias) == ("float16", 32, True, True)
+    assert (model.torch_dtype, model.head_dim, model.mlp_bias) == ("float16", 32, True)
+    assert model.qkv_bias and model.output_bias
 
 
 def test_mistral_without_a_window(tmp_path: Path) -> None:
     assert folder(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).family == "mistral"
+
+
+def test_a_window_that_hides_nothing_is_none(tmp_path: Path) -> None:
+    model = folder(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128)
+    assert model.layer_windows == (None, None)
+
+
+def test_rope_scaling(tmp_path: Path) -> None:
+    model = folder(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
+    assert model.layer_ropes == (Rope(10000.0, (2.0,) * 8),) * 2 and model.max_position_embeddings == 256
+    model = folder(tmp_path, rope_scaling=LLAMA3)
+    factors = model.layer_ropes[0].factors
+    # Waves shorter than 64 / 4 positions stay, those longer than 64 are stretched by 8.
+    assert factors[0] == 1 and factors[-1] == 8 and list(factors) == sorted(factors)
+    assert any(1 < factor < 8 for factor in factors) and model.max_position_embeddings == 128
 
 
 def test_generation_config_adds_ends_of_text(tmp_path: Path) -> None:
@@ -90,14 +126,28 @@ def test_generation_config_adds_ends_of_text(tmp_path: Path) -> None:
         ({"architectures": ["llama"]}, "'llama' is not supported"),
         ({"architectures": None}, "supported"),
         ({"architectures": "LlamaForCausalLM"}, "supported"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding window"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding window"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "window of -1"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "original_max_position_embeddings is missing"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor 1.0"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": float("nan")}}, "low_freq_factor nan"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor of inf"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "not a number"),
         ({"rope_scaling": [1]}, "cannot be used"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
-        ({"partial_rotary_factor": 0.5}, "part of a head"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*supported: linear"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "factor is missing"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings is missing"),
+        ({"rope_scaling": {**LONGROPE, "short_factor": [1.0]}}, "1 rope factors"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [0.0] * 8}}, "not a positive number"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": "x"}}, "not a list of numbers"),
+        ({"rope_scaling": {**LONGROPE, "attention_factor": -1}}, "rotated components by -1"),
+        ({"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 0}}, "embeddings is 0"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+        ({"partial_rotary_factor": 0.2}, "3 rotated"),
+        ({"partial_rotary_factor": 0.05}, "rotates 0 of 16"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": -64}, "hidden_size -64"),
         ({"hidden_size": 64.5}, "64.5"),
@@ -158,8 +208,9 @@ def test_tokens_that_are_marked_as_absent(tmp_path: Path) -> None:
         ({"llama.attention.layer_norm_rms_epsilon": None}, "epsilon is missing"),
         ({"llama.attention.layer_norm_rms_epsilon": "x"}, "cannot be used"),
         ({"llama.rope.freq_base": float("nan")}, "rope_theta"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling"),
-        ({"llama.rope.scale_linear": 2.0}, "rope scaling"),
+        ({"llama.rope.scaling.type": "yarn"}, "factor is missing"),
+        ({"llama.rope.scaling.type": "odd", "llama.rope.scaling.factor": 2.0}, "'odd'"),
+        ({"llama.rope.scaling.factor": "x"}, "not a number"),
         ({"llama.rope.dimension_count": 8}, "part of a head"),
         ({"llama.attention.value_length": 8}, "differ in length"),
         ({"llama.expert_count": 8}, "experts"),
@@ -177,7 +228,43 @@ def test_refused_gguf_metadata(tmp_path: Path, metadata: dict[str, Any], match: 
     assert "\n" not in str(caught.value)
 
 
-def test_rope_factors_in_a_tensor_are_refused(tmp_path: Path) -> None:
-    extra = {"rope_freqs.weight": np.ones(8, np.float32)}
-    with pytest.raises(ConfigError, match="rope scaling"):
-        load_model_description(tiny_gguf(tmp_path / "t.gguf", extra=extra))
+def test_rope_scaling_in_gguf(tmp_path: Path) -> None:
+    def described(metadata: dict[str, Any], **extra: np.ndarray[Any, Any]) -> tuple[Rope, int]:
+        tensors = {f"{name}.weight": values for name, values in extra.items()}
+        model = load_model_description(tiny_gguf(tmp_path / "t.gguf", metadata, extra=tensors))
+        assert len(set(model.layer_ropes)) == 1
+        return model.layer_ropes[0], model.max_position_embeddings
+
+    linear = (Rope(10000.0, (2.0,) * 8), 256)
+    assert described({"llama.rope.scale_linear": 2.0}) == linear
+    assert described({"llama.rope.scaling.factor": 2.0}) == linear
+    assert described({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}) == linear
+    assert described({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 2.0}) == (Rope(10000.0), 128)
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    assert described({}, rope_freqs=factors) == (Rope(10000.0, tuple(factors.tolist())), 128)
+    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+    rope, length = described({f"llama.rope.scaling.{name}": value for name, value in yarn.items()})
+    assert length == 256 and rope.factors[0] == 1 and rope.factors[-1] == 4 and rope.magnitude > 1
+    long = {"llama.rope.scaling.original_context_length": 64, "llama.rope.scaling.attn_factor": 1.25}
+    assert described(long, rope_factors_long=factors * 2, rope_factors_short=factors) == (
+        Rope(10000.0, tuple(factors.tolist()), tuple((factors * 2).tolist()), 64, 1.25),
+        128,
+    )
+
+
+@pytest.mark.parametrize("factors", [np.ones(7, np.float32), np.zeros(8, np.float32), np.ones(8, np.float16)])
+def test_rope_factors_that_cannot_be(tmp_path: Path, factors: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(ConfigError, match="rope.fac|rope_freqs"):
+        load_model_description(tiny_gguf(tmp_path / "t.gguf", extra={"rope_freqs.weight": factors}))
+
+
+def test_windows_by_family(tmp_path: Path) -> None:
+    """Only what the family's own code does with the same words."""
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "max_window_layers": 1}
+    assert folder(tmp_path, **qwen).layer_windows == (None, None)
+    with pytest.raises(ConfigError, match="sliding window"):
+        folder(tmp_path, **qwen, use_sliding_window=True)
+    assert folder(tmp_path, **{**qwen, "max_window_layers": 2}, use_sliding_window=True).layer_windows == (None, None)
+    assert folder(tmp_path, sliding_window=64).layer_windows == (None, None)
+    with pytest.raises(ConfigError, match="layer_types"):
+        folder(tmp_path, sliding_window=64, layer_types=["full_attention", "linear_attention"])

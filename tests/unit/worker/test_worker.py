@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import msgspec
@@ -9,12 +11,14 @@ import pytest
 import torch
 
 from evensong.config.sections import CacheConfig, EngineConfig, ModelConfig, ObservabilityConfig
-from evensong.protocol.errors import ConfigError
+from evensong.protocol.errors import ConfigError, RequestError
 from evensong.protocol.kv_spec import KVCacheConfig
+from evensong.protocol.output import TokenLogprobs
+from evensong.protocol.sampling_params import SamplingParams
 from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
 from evensong.utils.machine import usable_cpus
 from evensong.worker.worker import Worker, intra_op_threads, pick_device, run_dtype
-from tests.unit.worker.worlds import make_worker
+from tests.unit.worker.worlds import Job, World, make_worker
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +88,19 @@ def test_steps_before_the_cache_are_a_bug(folder: Path) -> None:
 
 
 def test_run_dtypes() -> None:
-    assert [run_dtype("auto", stored) for stored in ("float32", "bfloat16", "float16")] == [
-        "float32",
-        "bfloat16",
-        "bfloat16",
+    for stored in ("float32", "bfloat16", "float16"):
+        assert run_dtype("auto", stored) == stored
+        assert run_dtype("float16", stored) == "float16"
+
+
+def test_float16_on_cpu_is_bfloat16(tmp_path: Path) -> None:
+    """Both as the checkpoint's dtype and as the one asked for: one fingerprint, since the bits are the same."""
+    folder = write_tiny_llama(tmp_path / "half", TinyLlama(dtype="float16"))
+    parts = [
+        Worker(EngineConfig(model=ModelConfig(model=str(folder), device="cpu", dtype=dtype))).describe()
+        for dtype in ("auto", "float16", "bfloat16")
     ]
-    assert run_dtype("float32", "bfloat16") == "float32"
-    assert run_dtype("bfloat16", "float32") == "bfloat16"
+    assert parts[0] == parts[1] == parts[2] and parts[0]["kv_dtype"] == "bfloat16"
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +116,62 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads(monkeypatch: pytest.MonkeyPatch, asked: str, expected: int | None) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert intra_op_threads() == (usable_cpus() if expected is None else expected)
+
+
+def test_after_a_sleep_the_bits_are_the_same(folder: Path) -> None:
+    worker = make_worker(folder)
+    prompt = list(range(3, 40))
+
+    def answer(name: str) -> tuple[list[int], list[TokenLogprobs]]:
+        job = Job(name, prompt, SamplingParams(seed=7, temperature=1.0, max_tokens=8, logprobs=3))
+        world.run([job], 8)
+        return job.output, job.logprobs
+
+    world = World(worker)
+    parts, before = worker.describe(), answer("before")
+    for part in ("kv_cache", "weights"):
+        worker.sleep(part)
+    with pytest.raises(AssertionError, match="asleep"):
+        worker.get_kv_cache_specs()
+    for part in ("weights", "kv_cache"):
+        worker.wake_up(part)
+    assert worker.describe() == parts and answer("after") == before
+
+
+def test_other_files_do_not_wake_up(tmp_path: Path) -> None:
+    worker = make_worker(write_tiny_llama(tmp_path))
+    worker.sleep("weights")
+    write_tiny_llama(tmp_path, TinyLlama(seed=1))
+    with pytest.raises(ConfigError, match="not those"):
+        worker.wake_up("weights")
+    write_tiny_llama(tmp_path)
+    worker.wake_up("weights")
+    assert worker.get_kv_cache_specs()
+
+
+def test_traces_are_written_where_a_folder_was_given(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="--torch-profiler-dir"):
+        make_worker(folder).start_profile()
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="--torch-profiler-dir"):
+            make_worker(folder, torch_profiler_dir=str(bad))
+    worker = make_worker(folder, torch_profiler_dir=str(tmp_path / "traces"))
+    for wrong in (worker.stop_profile, lambda: worker.start_profile("../up")):
+        with pytest.raises(RequestError):
+            wrong()
+    worker.start_profile("mine")
+    with pytest.raises(RequestError, match="already"):
+        worker.start_profile()
+    worker.measure_token_rate()
+    trace = Path(worker.stop_profile())
+    assert trace.parent == tmp_path / "traces" and trace.name.startswith("mine-rank0.")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert any(event["name"].startswith("aten::") for event in events)
+
+
+def test_every_layer_is_progress(folder: Path) -> None:
+    worker, ticks = make_worker(folder), []
+    worker.watch_progress(lambda: ticks.append(1))
+    World(worker).run([Job("a", [3, 4, 5], SamplingParams(seed=1))], 2)
+    assert len(ticks) >= 2 * len(worker.get_kv_cache_specs())

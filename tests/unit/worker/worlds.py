@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from evensong.config.sections import EngineConfig, ModelConfig
+from evensong.config.sections import EngineConfig, ModelConfig, ObservabilityConfig
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
@@ -16,9 +17,10 @@ BLOCK = 8
 NUM_BLOCKS = 120
 
 
-def make_worker(folder: Path, dtype: str = "auto", max_model_len: int = 256) -> Worker:
+def make_worker(folder: Path, dtype: str = "auto", max_model_len: int = 256, **observability: Any) -> Worker:
     """A worker with its KV cache."""
-    worker = Worker(EngineConfig(model=ModelConfig(model=str(folder), dtype=dtype, device="cpu")))  # type: ignore[arg-type]
+    model = ModelConfig(model=str(folder), dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    worker = Worker(EngineConfig(model=model, observability=ObservabilityConfig(**observability)))
     worker.initialize_from_config(KVCacheConfig(NUM_BLOCKS, BLOCK), max_model_len)
     return worker
 
@@ -32,6 +34,7 @@ class Job:
     params: SamplingParams
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     has_slot: bool = False
@@ -67,7 +70,14 @@ class World:
             else:
                 new.append(
                     NewRequestData(
-                        job.request_id, job.prompt, list(job.output), job.params, [256], list(job.blocks), job.computed
+                        job.request_id,
+                        job.prompt,
+                        list(job.output),
+                        job.params,
+                        [256],
+                        list(job.blocks),
+                        job.computed,
+                        len(job.prompt_logprobs),
                     )
                 )
                 job.has_slot = True
@@ -82,6 +92,9 @@ class World:
         by_id = {job.request_id: job for job, _ in work}
         for job, count in work:
             job.computed += count
+        for request_id, scores in output.prompt_scores.items():
+            assert scores.start == 1 + len(by_id[request_id].prompt_logprobs), "each position once, in order"
+            by_id[request_id].prompt_logprobs += scores.positions
         for request_id, tokens, logprobs in zip(sampling, output.sampled_token_ids, output.logprobs, strict=True):
             by_id[request_id].output += tokens
             by_id[request_id].logprobs += logprobs or []

@@ -33,7 +33,7 @@ class SyncCoreClient(ABC):
 
     @abstractmethod
     def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
-        """Result of a control verb; raises UtilityError, TimeoutError or EngineDeadError."""
+        """Result of a control verb; raises RequestError, UtilityError, TimeoutError or EngineDeadError."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -67,7 +67,7 @@ class AsyncCoreClient(ABC):
 
     @abstractmethod
     async def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
-        """Result of a control verb; raises UtilityError, TimeoutError or EngineDeadError."""
+        """Result of a control verb; raises RequestError, UtilityError, TimeoutError or EngineDeadError."""
 
     @abstractmethod
     def shutdown(self) -> None:

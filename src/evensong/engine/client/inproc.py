@@ -12,6 +12,7 @@ from evensong.config.sections import EngineConfig, for_terminal
 from evensong.engine.client.base import AsyncCoreClient, SyncCoreClient
 from evensong.engine.core.control import Control
 from evensong.engine.core.core import EngineCore, Outputs
+from evensong.engine.core.pausing import Later
 from evensong.executor.base import Executor
 from evensong.executor.uniproc import UniProcExecutor
 from evensong.protocol.control import VERBS
@@ -48,13 +49,7 @@ class InprocClient(SyncCoreClient):
 
     def get_output(self) -> EngineCoreOutputs:
         self._check_alive()
-        try:
-            outputs, model_ran = self._core.step()
-            self._core.post_step(model_ran)
-        except Exception as error:
-            self._dead = EngineDeadError(f"the engine died in a step: {type(error).__name__}: {error}")
-            raise self._dead from error
-        self._keep(outputs)
+        model_ran = self._step()
         if model_ran and not self._core.scheduler.has_requests():
             self._core.scheduler.check_kv_cache()
         admissions, self._admissions = self._admissions, []
@@ -68,7 +63,13 @@ class InprocClient(SyncCoreClient):
         if declared is not None and "timeout" in declared.args:
             args = {"timeout": timeout, **args}
         try:
-            return self._control.call(verb, args)
+            result = self._control.call(verb, args)
+            while isinstance(result, Later):
+                # What it waits for happens in steps, which are taken here; their outputs are kept.
+                if result.is_due():
+                    return result.finish()
+                self._step()
+            return result
         except (EvensongError, TimeoutError):
             raise
         except (Exception, SystemExit) as error:
@@ -77,6 +78,22 @@ class InprocClient(SyncCoreClient):
     def shutdown(self) -> None:
         self._core.shutdown()
         self._dead = self._dead or EngineDeadError("the engine was shut down")
+
+    @property
+    def has_work(self) -> bool:
+        """True when a step would compute something."""
+        return self._core.gate.has_work()
+
+    def _step(self) -> bool:
+        """One step; True if the model ran."""
+        try:
+            outputs, model_ran = self._core.step()
+            self._core.post_step(model_ran)
+        except Exception as error:
+            self._dead = EngineDeadError(f"the engine died in a step: {type(error).__name__}: {error}")
+            raise self._dead from error
+        self._keep(outputs)
+        return model_ran
 
     def _keep(self, outputs: Outputs) -> None:
         for new in outputs.values():
@@ -120,7 +137,7 @@ class AsyncInprocClient(AsyncCoreClient):
         while True:
             await self._work.wait()
             outputs: EngineCoreOutputs = await self._call(self._client.get_output)
-            if await self._call(self._client.call_utility, "is_scheduler_empty"):
+            if not await self._call(lambda: self._client.has_work):
                 self._work.clear()
             if outputs.outputs or outputs.admissions or not self._work.is_set():
                 return outputs

@@ -15,7 +15,7 @@ import zmq
 
 from evensong.config.sections import EngineConfig
 from evensong.protocol.control import VERBS
-from evensong.protocol.errors import EngineDeadError, EvensongError, UtilityError
+from evensong.protocol.errors import EngineDeadError, EvensongError, RequestError, UtilityError
 from evensong.protocol.handshake import ClientAddress, Membership
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.output import EngineCoreOutputs, EngineDeath, UtilityReply
@@ -157,6 +157,9 @@ class UtilityCalls:
         with self._lock:
             future = self._waiting.pop(reply.call_id, None)
         if future is None:
+            return
+        if reply.refusal is not None:
+            future.set_exception(RequestError.from_body(reply.refusal))
             return
         if reply.failure is not None:
             future.set_exception(UtilityError(reply.failure))

@@ -12,6 +12,7 @@ import msgspec
 
 from evensong.config.sections import EngineConfig
 from evensong.engine.core.deadlines import Deadlines
+from evensong.engine.core.gate import Gate
 from evensong.engine.core.plugins import load_general_plugins
 from evensong.engine.core.startup import initialize_kv_caches
 from evensong.executor.base import Executor
@@ -25,6 +26,7 @@ from evensong.protocol.step import SchedulerOutput
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import Scheduler
 from evensong.utils.logging import get_logger
+from evensong.utils.progress import ProgressPage
 
 Outputs = dict[int, list[EngineCoreOutput]]
 CHECK_VARIABLE = "EVENSONG_CHECK_KV"
@@ -53,12 +55,17 @@ class NoDrafts:
 class EngineCore:
     """One replica's scheduler and workers. Used by one thread; `aborts` may be filled by any.
 
-    `make_executor` starts the workers and loads the weights. `learned` is set for a replacement. Raises ConfigError
-    for settings that do not fit the model or the machine.
+    `make_executor` starts the workers and loads the weights. `learned` is set for a replacement; `progress` is where
+    steps are counted. Raises ConfigError for settings that do not fit the model or the machine.
     """
 
     def __init__(
-        self, config: EngineConfig, make_executor: Callable[[], Executor], *, learned: Resources | None = None
+        self,
+        config: EngineConfig,
+        make_executor: Callable[[], Executor],
+        *,
+        learned: Resources | None = None,
+        progress: ProgressPage | None = None,
     ) -> None:
         phases = Phases()
         self.check_each_step = os.environ.get(CHECK_VARIABLE) == "1"
@@ -71,6 +78,9 @@ class EngineCore:
             resources = initialize_kv_caches(config, self.executor, learned, phases)
             self.scheduler = self._make_scheduler(config, resources)
             self.deadlines = Deadlines(config.scheduler.request_timeout, config.scheduler.queue_timeout)
+            self.progress = progress or ProgressPage()
+            self.executor.watch_progress(self.progress.tick)
+            self.gate = Gate(self.scheduler, self.progress)
         except BaseException:
             self.executor.shutdown()
             raise
@@ -106,7 +116,7 @@ class EngineCore:
         if self.failure is not None:
             raise ExecutorFailed(f"the workers failed: {self.failure}")
         outputs = self.end_overdue()
-        if not self.scheduler.has_requests():
+        if not self.gate.has_work():
             return outputs, False
         plan = self.current_plan = self.scheduler.schedule()
         forward = self.executor.execute_model(plan)
@@ -120,6 +130,7 @@ class EngineCore:
         if self.check_each_step:
             self.scheduler.check_kv_cache()
         self.current_plan = None
+        self.progress.step_done()
         return outputs, bool(plan.num_scheduled_tokens)
 
     def post_step(self, model_ran: bool) -> None:
@@ -160,6 +171,8 @@ class EngineCore:
             resources.block_size,
             fingerprint=resources.fingerprint,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            windows=[group.window for group in resources.layer_groups],
+            max_step_tokens=resources.max_num_batched_tokens,
         )
         limits = SchedulerLimits(
             max_num_seqs=resources.max_num_seqs,

@@ -62,6 +62,10 @@ class Deadlines:
                 over.setdefault(request.request_id, reason)
         return list(over.items())
 
+    def seconds_left(self) -> float | None:
+        """Until the next look is due; None where there is nothing to look at."""
+        return max(self._heap[0][0] - self._clock(), 0.0) if self._heap else None
+
     def _push(self, when: float, request: Request, reason: str) -> None:
         if len(self._heap) > _SPARE_ENTRIES and self._number % _SPARE_ENTRIES == 0:
             # Requests that ended in time leave entries behind: those go now and then.

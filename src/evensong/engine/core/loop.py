@@ -15,6 +15,7 @@ from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
+HELD_POLL_SECONDS = 0.05
 # The client that gets the scheduler's stats.
 STATS_CLIENT = 0
 Send = Callable[[int, EngineCoreOutputs], None]
@@ -45,21 +46,27 @@ class CoreLoop:
             self._stats_pending |= model_ran
             self._send_outputs(outputs, with_stats=model_ran)
             self._core.post_step(model_ran)
+            self._send_late_replies()
 
     def _drain(self) -> None:
         """Everything in the inbox; waits for a message when there is nothing to run."""
         while True:
-            idle = not self._core.scheduler.has_requests()
+            idle = not self._core.gate.has_work()
             if idle and self._inbox.empty():
                 self._become_idle()
             try:
                 if idle and self._deadline is None:
-                    message = self._inbox.get()
+                    # What a pause holds back may still run out of time.
+                    message = self._inbox.get(timeout=self._core.deadlines.seconds_left())
+                elif idle and self._core.scheduler.has_requests():
+                    # A pause holds them, and the end is near.
+                    message = self._inbox.get(timeout=HELD_POLL_SECONDS)
                 else:
                     message = self._inbox.get_nowait()
             except Empty:
                 return
             self._handle(message)
+            self._send_late_replies()
 
     def _become_idle(self) -> None:
         """Nothing runs: old aborts are dropped, clients see gauges of zero, the KV cache is proved sound.
@@ -84,7 +91,8 @@ class CoreLoop:
                 self._send_outputs(self._core.finish_requests(message.request_ids, FinishReason.ABORT))
             case Utility():
                 reply = self._control.answer(message.call)
-                self._send(message.client_index, self._message(utility=reply))
+                if reply is not None:
+                    self._send(message.client_index, self._message(utility=reply))
             case Undecodable():
                 self._answer_undecodable(message)
             case ClientLost():
@@ -95,6 +103,10 @@ class CoreLoop:
                 self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
             case Failure():
                 raise CoreFailure(message.reason)
+
+    def _send_late_replies(self) -> None:
+        for client_index, reply in self._control.late_replies():
+            self._send(client_index, self._message(utility=reply))
 
     def _add(self, message: Add) -> None:
         request = message.request

@@ -27,6 +27,7 @@ from evensong.protocol.step import SchedulerOutput
 from evensong.protocol.wire import MessageType, Stamp
 from evensong.utils.lifeline import PARENT_GONE
 from evensong.utils.logging import configure_logging, get_logger
+from evensong.utils.progress import ProgressPage
 
 logger = get_logger(__name__)
 
@@ -88,7 +89,8 @@ class CoreProcess:
     def _start(self, init: CoreInit) -> EngineCore:
         config = msgspec.msgpack.decode(init.config, type=EngineConfig)
         configure_logging(config.observability.log_level, f"core-{self._bootstrap.index}")
-        return EngineCore(config, lambda: self._make_executor(config), learned=init.learned)
+        progress = ProgressPage(init.progress_fd)
+        return EngineCore(config, lambda: self._make_executor(config), learned=init.learned, progress=progress)
 
     def _on_message(self, type: MessageType, payload: bytes) -> None:
         if type is MessageType.INIT and self._init is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import secrets
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evensong.engine.frontend.chat_template import ChatTemplate
+from evensong.engine.frontend.param_rules import ParamRules
 from evensong.engine.frontend.service import check_priority, check_timeout
 from evensong.protocol.errors import RequestError
 from evensong.protocol.kv_spec import Resources
@@ -22,6 +24,8 @@ _MASK = 2**64 - 1
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 # Most characters that a Unicode normalization joins into one; a tokenizer that normalizes sees a shorter text.
 _NORMALIZED_CHARS = 4
+# Longest text that is tokenized though most of it will be cut off: about a second of one core, in a thread.
+_TRUNCATABLE_CHARS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,10 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
         self.max_model_len = resources.max_model_len
-        # Rows beyond the tokenizer's ids pad the embedding; no request may name them.
-        self.num_token_ids = min(resources.vocab_size, tokenizer.vocab_size)
         self.eos_token_ids = list(eos_token_ids)
-        self.max_logprobs = max_logprobs
-        self.max_n = max_n
+        # Rows beyond the tokenizer's ids pad the embedding; no request may name them.
+        num_token_ids = min(resources.vocab_size, tokenizer.vocab_size)
+        self.rules = ParamRules(tokenizer, num_token_ids, self.eos_token_ids, max_logprobs, max_n)
         self._random_bits = secrets.randbits if seed is None else random.Random(seed).getrandbits
 
     def process(
@@ -73,11 +76,7 @@ class InputProcessor:
         timeout: float | None = None,
     ) -> ProcessedRequest:
         """The core requests of one user request. Raises RequestError naming the field that cannot be served."""
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"sampling_params must be SamplingParams, got {params!r:.60}", param="sampling_params")
-        # A copy, checked again: a user may have set a field of the original to anything since it was made.
-        params = params.clone()
-        self.check_params(params)
+        params = self.rules.resolve(params)
         check_text(request_id, "request_id")
         check_priority(priority)
         check_timeout(timeout)
@@ -85,10 +84,45 @@ class InputProcessor:
             cache_salt = prompt["cache_salt"]
         if cache_salt is not None:
             check_text(cache_salt, "cache_salt")
-        text, token_ids = self.tokenize(prompt, add_special_tokens=add_special_tokens)
-        room = self.max_model_len - len(token_ids)
+        keep = self._tokens_to_keep(params)
+        text, token_ids = self.tokenize(prompt, add_special_tokens=add_special_tokens, keep=keep)
+        self._fit_lengths(params, len(token_ids))
+        if params.seed is None:
+            params.seed = self._random_bits(64) - 2**63
+        unique = f"{request_id}-{secrets.token_hex(4)}"
+        arrival = time.time() if arrival_time is None else arrival_time
+        children = [
+            EngineCoreRequest(
+                request_id=f"{index}_{unique}" if params.n > 1 else unique,
+                prompt_token_ids=token_ids,
+                params=_params_of_choice(params, index),
+                arrival_time=arrival,
+                eos_token_ids=self.eos_token_ids,
+                priority=priority,
+                cache_salt=cache_salt,
+                timeout=timeout or 0.0,
+            )
+            for index in range(params.n)
+        ]
+        return ProcessedRequest(text, token_ids, params, children)
+
+    def _tokens_to_keep(self, params: SamplingParams) -> int | None:
+        """How many tokens of a longer prompt are kept, its last ones; None where none may be cut off."""
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            return None
+        if keep > self.max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens must be at most max_model_len {self.max_model_len}, got {keep}",
+                param="truncate_prompt_tokens",
+            )
+        return keep if keep > 0 else max(self.max_model_len - (params.max_tokens or 1), 1)
+
+    def _fit_lengths(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Cuts max_tokens to the room that the prompt leaves; raises RequestError where that is too little."""
+        room = self.max_model_len - num_prompt_tokens
         if room < 1:
-            raise self._too_long(len(token_ids))
+            raise self._too_long(num_prompt_tokens)
         if params.max_tokens is None or params.max_tokens > room:
             params.max_tokens = room
         if params.min_tokens > params.max_tokens:
@@ -96,71 +130,47 @@ class InputProcessor:
                 f"min_tokens ({params.min_tokens}) does not fit: the prompt leaves room for {params.max_tokens} tokens",
                 param="min_tokens",
             )
-        if params.seed is None:
-            params.seed = self._random_bits(64) - 2**63
-        unique = f"{request_id}-{secrets.token_hex(4)}"
-        arrival = time.time() if arrival_time is None else arrival_time
-        children = []
-        for index in range(params.n):
-            child = params.clone()
-            child.n, child.seed = 1, child_seed(params.seed, index)
-            children.append(
-                EngineCoreRequest(
-                    request_id=f"{index}_{unique}" if params.n > 1 else unique,
-                    prompt_token_ids=token_ids,
-                    params=child,
-                    arrival_time=arrival,
-                    eos_token_ids=self.eos_token_ids,
-                    cache_salt=cache_salt,
-                    priority=priority,
-                    timeout=timeout or 0.0,
-                )
-            )
-        return ProcessedRequest(text, token_ids, params, children)
 
-    def check_params(self, params: SamplingParams) -> None:
-        """Raises RequestError for settings that this model cannot serve."""
-        if params.n > self.max_n:
-            raise RequestError(f"n must be at most {self.max_n}, got {params.n}", param="n")
-        if params.logprobs is not None and params.logprobs > self.max_logprobs:
-            raise RequestError(f"logprobs must be at most {self.max_logprobs}, got {params.logprobs}", param="logprobs")
-        self.check_token_ids(params.stop_token_ids or (), "stop_token_ids")
-        self.check_token_ids(params.logit_bias or (), "logit_bias")
-
-    def check_token_ids(self, token_ids: Sequence[int] | Mapping[int, float], field: str) -> None:
-        """Raises RequestError when a token id is not one of the vocabulary's."""
-        for token_id in token_ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise RequestError(f"{field} holds {token_id!r:.40}, which is not a token id", param=field)
-            if not 0 <= token_id < self.num_token_ids:
-                shown = token_id if abs(token_id) < 2**80 else "a number of over 80 bits"
-                raise RequestError(
-                    f"{field} holds {shown}; token ids of this model are 0 to {self.num_token_ids - 1}", param=field
-                )
-
-    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
-        """Text (None for token prompts) and token ids of a prompt in any of its forms."""
+    def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, keep: int | None = None
+    ) -> tuple[str | None, list[int]]:
+        """Text (None for token prompts) and token ids of a prompt in any of its forms; at most its last `keep`."""
         prompt = _unwrap(prompt) if isinstance(prompt, Mapping) else prompt
         if isinstance(prompt, str):
-            return prompt, self.encode(prompt, add_special_tokens=add_special_tokens)
+            least = 0 if keep is None else _TRUNCATABLE_CHARS
+            token_ids = self.encode(prompt, add_special_tokens=add_special_tokens, least_chars=least)
+            return prompt, token_ids if keep is None else token_ids[-keep:]
         if not isinstance(prompt, (list, tuple)):
             raise RequestError("a prompt must be text or a list of token ids", param="prompt")
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
+        prompt = prompt if keep is None else prompt[-keep:]
         if len(prompt) >= self.max_model_len:
             raise self._too_long(len(prompt))
         self.check_token_ids(prompt, "prompt")
         return None, list(prompt)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text that is a prompt: not empty, and short enough to be worth tokenizing."""
+    @property
+    def num_token_ids(self) -> int:
+        """Token ids of the model run from 0 to one less."""
+        return self.rules.num_token_ids
+
+    def check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
+        """Raises RequestError when a token id is not one of the vocabulary's."""
+        self.rules.check_token_ids(token_ids, field)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, least_chars: int = 0) -> list[int]:
+        """Token ids of a text that is a prompt: not empty, and short enough to be worth tokenizing.
+
+        A text of up to `least_chars` characters is tokenized though it may not fit.
+        """
         if not text:
             raise RequestError("the prompt is empty", param="prompt")
         # No token covers more characters than the longest of the vocabulary, so a text this long cannot fit.
         most = self.max_model_len * self.tokenizer.max_token_chars
         if self.tokenizer.backend.normalizer is not None:
             most *= _NORMALIZED_CHARS
-        if len(text) > most:
+        if len(text) > max(most, least_chars):
             raise RequestError(
                 f"the prompt has {len(text)} characters, which is more than max_model_len {self.max_model_len} tokens "
                 "can hold",
@@ -187,6 +197,15 @@ def check_text(value: object, field: str) -> None:
         raise RequestError(f"{field} must be text, got {value!r:.60}", param=field)
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise RequestError(f"{field} holds a lone surrogate, which UTF-8 cannot hold", param=field)
+
+
+def _params_of_choice(params: SamplingParams, index: int) -> SamplingParams:
+    """The settings of one of n choices."""
+    own = copy.copy(params)  # without the checks, which the whole has passed
+    own.n, own.seed = 1, child_seed(params.seed or 0, index)
+    if index:
+        own.prompt_logprobs = None  # the first choice computes them for all
+    return own
 
 
 def child_seed(seed: int, index: int) -> int:

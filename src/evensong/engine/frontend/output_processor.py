@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from evensong.engine.frontend.output_state import ChoiceState, TokenGap
+from evensong.engine.frontend.logprobs import TokenGap
+from evensong.engine.frontend.output_state import ChoiceState
 from evensong.engine.frontend.request_state import RequestState
 from evensong.observe.metrics import EngineMetrics
 from evensong.observe.stats_log import StatsLog
@@ -134,6 +135,8 @@ class OutputProcessor:
             return 0
         before = choice.num_violations
         try:
+            if output.prompt_scores is not None:
+                choice.num_violations += state.accept_prompt_scores(output.prompt_scores)
             count = choice.accept(output)
         except TokenGap as error:
             self._fail(state, EvensongError(f"the engine lost tokens of request {state.request_id}: {error}"), result)
@@ -146,7 +149,8 @@ class OutputProcessor:
         if output.start == 0 and choice.index == 0:
             state.num_cached_tokens = output.num_cached_tokens
         self._times(entry, count, output.scheduled_time)
-        state.mark_changed(choice, count)
+        if count or choice.finished:
+            state.mark_changed(choice, count)
         if choice.finished:
             self.metrics.finished(choice.finish_reason or "")
             if output.finish_reason is None:

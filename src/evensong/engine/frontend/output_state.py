@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from evensong.engine.frontend.detokenizer import TokenTexts
-from evensong.engine.frontend.logprobs import to_logprobs
+from evensong.engine.frontend.logprobs import TokenGap, to_logprobs
 from evensong.engine.frontend.stop_strings import StopStrings
 from evensong.protocol.output import EngineCoreOutput, FinishReason, TokenLogprobs
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.request_output import CompletionOutput, SampleLogprobs
-
-
-class TokenGap(Exception):
-    """Tokens between what is here and what came are missing: this request cannot be completed."""
 
 
 class ChoiceState:

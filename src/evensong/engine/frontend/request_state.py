@@ -7,7 +7,9 @@ from typing import Protocol
 
 from evensong.engine.frontend.detokenizer import TokenTexts
 from evensong.engine.frontend.input_processor import ProcessedRequest
+from evensong.engine.frontend.logprobs import PromptLogprobState
 from evensong.engine.frontend.output_state import ChoiceState
+from evensong.protocol.output import PromptScores
 from evensong.protocol.request_output import RequestMetrics, RequestOutput
 from evensong.protocol.sampling_params import RequestOutputKind
 
@@ -36,6 +38,9 @@ class RequestState:
         self.metrics = RequestMetrics(processed.children[0].arrival_time)
         self.num_cached_tokens: int | None = None
         self.num_to_admit = len(self.choices)
+        self._prompt = None
+        if processed.params.prompt_logprobs is not None:
+            self._prompt = PromptLogprobState(len(processed.prompt_token_ids), texts)
         self._changed: set[int] = set()
         self._sent_final = False
 
@@ -54,6 +59,10 @@ class RequestState:
         """Internal ids of the choices that have not finished."""
         return [choice.request.request_id for choice in self.choices if not choice.finished]
 
+    def accept_prompt_scores(self, scores: PromptScores) -> int:
+        """Takes log-probabilities of the prompt; returns how many of those that are here already differ."""
+        return 0 if self._prompt is None else self._prompt.accept(scores)
+
     def mark_changed(self, choice: ChoiceState, num_new_tokens: int) -> None:
         """Notes that a choice has something new, and when."""
         now = time.time()
@@ -70,10 +79,15 @@ class RequestState:
         finished = self.finished
         if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
+        prompt = self._prompt
+        if prompt is not None and not prompt.complete and not finished:
+            return None  # another choice is ahead of the one that computes the prompt's log-probabilities
         delta = self.kind is RequestOutputKind.DELTA
         shown = [c for c in self.choices if not delta or c.index in self._changed]
         self._changed.clear()
         self._sent_final = finished
+        if delta:
+            self._prompt = None
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.processed.prompt,
@@ -83,4 +97,5 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             params=self.processed.params,
             metrics=self.metrics,
+            prompt_logprobs=prompt.positions if prompt is not None and prompt.complete else None,
         )

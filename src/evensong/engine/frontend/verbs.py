@@ -20,7 +20,8 @@ def control_verbs(target: T) -> T:
     """
     for verb in VERBS.values():
         if verb.name not in OWN:
-            setattr(target, verb.name, _method(verb))
+            for name in (verb.name, *verb.aliases):
+                setattr(target, name, _method(verb))
     return target
 
 

@@ -18,14 +18,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("evensong.entrypoints.cli.serve_command", "serve a model over the OpenAI HTTP API"),
     "chat": ("evensong.entrypoints.cli.chat", "chat in the terminal, with a server or a model of its own"),
     "complete": ("evensong.entrypoints.cli.complete", "continue a text, with a server or a model of its own"),
-    "bench": ("evensong.entrypoints.cli.bench", "measure: bench throughput"),
+    "bench": ("evensong.entrypoints.cli.bench.command", "measure: bench serve|latency|throughput|startup"),
+    "run-batch": ("evensong.entrypoints.cli.run_batch", "answer an OpenAI batch file with a model of its own"),
+    "collect-env": ("evensong.entrypoints.cli.collect_env", "what a bug report needs to know of this machine"),
 }
 
 
 def usage() -> str:
     """What `evensong --help` says."""
     lines = ["usage: evensong COMMAND [ARGUMENTS]", ""]
-    lines += [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<13}{text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "MODEL is a folder, a .gguf file, or demo. `evensong COMMAND --help` lists a command's flags."]
     return "\n".join(lines)
 

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evensong.entrypoints.http.forms_out import Envelope, Usage, chat_logprobs, ending
-from evensong.entrypoints.http.generation import Job, collect_whole, merged, respond_stream, respond_whole
+from evensong.entrypoints.http.forms_out import Envelope, TokenNames, Usage, chat_logprobs, ending, prompt_logprobs_form
+from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.schemas import ChatForm
 from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
@@ -22,13 +22,19 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
     engine = state.require_engine(form.model)
     # Without a limit a chat answer may fill the context, as with the peers.
     max_tokens = form.max_tokens if form.max_completion_tokens is None else form.max_completion_tokens
-    params = form.sampling_params(max_tokens, form.num_logprobs())
+    params = form.sampling_params(
+        {}, max_tokens=max_tokens, logprobs=form.num_logprobs(), prompt_logprobs=form.prompt_logprobs
+    )
     template = engine.front.inputs.chat_template
     generation_prompt = form.add_generation_prompt is not False
     prompt = await asyncio.to_thread(template.render, form.messages, add_generation_prompt=generation_prompt)
-    # The template writes the special tokens itself.
-    options: dict[str, Any] = {"add_special_tokens": False, "cache_salt": form.cache_salt, **service_options(form)}
-    job = Job(engine, request_id, [prompt], params, options)
+    options: dict[str, Any] = {
+        # The template writes the special tokens itself, unless the caller knows better.
+        "add_special_tokens": bool(form.add_special_tokens),
+        "cache_salt": form.cache_salt,
+        **service_options(form),
+    }
+    job = Job(engine, form.request_id or request_id, [prompt], params, options)
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job))
     return await respond_whole(request, state, job, lambda: _whole(state, form, job))
@@ -39,17 +45,42 @@ def _envelope(state: ServerState, kind: str, job: Job) -> Envelope:
     return Envelope(kind, f"chatcmpl-{job.request_id}", state.model_name, fingerprint, job.seed)
 
 
-async def _whole(state: ServerState, form: ChatForm, job: Job) -> dict[str, Any]:
-    def make_choice(_: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        logprobs = chat_logprobs(choice.logprobs, form.top_logprobs or 0, job.engine.front.texts)
+class _ChoiceMaker:
+    """Makes the choices of whole answers and of chunks."""
+
+    def __init__(self, form: ChatForm, job: Job) -> None:
+        self._form = form
+        self._names = TokenNames(job.engine.front.texts, as_ids=bool(form.return_tokens_as_token_ids))
+        self.prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+    def whole(self, _: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        """A choice of an answer that is not streamed."""
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        fields = {"index": choice.index, "message": message, "logprobs": logprobs, **ending(choice)}
-        if form.return_token_ids:
+        return self._fields(output, choice, {"message": message})
+
+    def delta(self, _: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        """What is new of a choice."""
+        return self._fields(output, choice, {"delta": {"content": choice.text}})
+
+    def _fields(self, output: RequestOutput, choice: CompletionOutput, content: dict[str, Any]) -> dict[str, Any]:
+        if output.prompt_logprobs is not None and self.prompt_logprobs is None:
+            self.prompt_logprobs = prompt_logprobs_form(output.prompt_logprobs, self._form.prompt_logprobs or 0)
+        logprobs = chat_logprobs(choice.logprobs, self._form.top_logprobs or 0, self._names)
+        fields = {"index": choice.index, **content, "logprobs": logprobs, **ending(choice)}
+        if self._form.return_token_ids:
             fields["token_ids"] = choice.token_ids
         return fields
 
-    envelope = _envelope(state, "chat.completion", job)
-    response = await collect_whole(job, envelope, make_choice)
+    def take_prompt_logprobs(self) -> dict[str, Any]:
+        """The field of the response or chunk that has them: each is given once."""
+        taken, self.prompt_logprobs = self.prompt_logprobs, None
+        return {} if taken is None else {"prompt_logprobs": taken}
+
+
+async def _whole(state: ServerState, form: ChatForm, job: Job) -> dict[str, Any]:
+    maker = _ChoiceMaker(form, job)
+    response = await collect_whole(job, _envelope(state, "chat.completion", job), maker.whole)
+    response |= maker.take_prompt_logprobs()
     if form.return_token_ids:
         first = job.streams[0].state
         prompt_token_ids = [] if first is None else first.processed.prompt_token_ids
@@ -59,7 +90,7 @@ async def _whole(state: ServerState, form: ChatForm, job: Job) -> dict[str, Any]
 
 
 async def _chunks(state: ServerState, form: ChatForm, job: Job) -> AsyncIterator[dict[str, Any]]:
-    envelope, usage = _envelope(state, "chat.completion.chunk", job), Usage()
+    envelope, usage, maker = _envelope(state, "chat.completion.chunk", job), Usage(), _ChoiceMaker(form, job)
     first = job.streams[0].state
     for index in range(job.params.n):
         opening: dict[str, Any] = {
@@ -74,15 +105,7 @@ async def _chunks(state: ServerState, form: ChatForm, job: Job) -> AsyncIterator
         yield envelope.chunk([opening], more | form.chunk_usage(usage.form))
     async for prompt_index, output in merged(job):
         usage.add(prompt_index, output)
-        for choice in output.outputs:
-            fields = {
-                "index": choice.index,
-                "delta": {"content": choice.text},
-                "logprobs": chat_logprobs(choice.logprobs, form.top_logprobs or 0, job.engine.front.texts),
-                **ending(choice),
-            }
-            if form.return_token_ids:
-                fields["token_ids"] = choice.token_ids
-            yield envelope.chunk([fields], form.chunk_usage(usage.form))
+        for choice in await make_choices(maker.delta, prompt_index, output):
+            yield envelope.chunk([choice], maker.take_prompt_logprobs() | form.chunk_usage(usage.form))
     if form.include_usage:
         yield envelope.chunk([], {"usage": usage.form()})

@@ -9,19 +9,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evensong.engine.frontend.input_processor import Prompt
-from evensong.entrypoints.http.forms_out import Envelope, Usage, completion_logprobs, ending
-from evensong.entrypoints.http.generation import Job, collect_whole, merged, respond_stream, respond_whole
+from evensong.entrypoints.http.forms_out import (
+    Envelope,
+    TokenNames,
+    Usage,
+    completion_logprobs,
+    ending,
+    prompt_logprobs_form,
+)
+from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.schemas import CompletionForm
 from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import RequestError
-from evensong.protocol.request_output import CompletionOutput, RequestOutput
+from evensong.protocol.request_output import CompletionOutput, PromptLogprobs, RequestOutput
 
 
 async def create_completion(request: Request, state: ServerState, form: CompletionForm, request_id: str) -> Response:
     """The text that follows each prompt; choices are numbered prompt by prompt."""
     engine = state.require_engine(form.model)
-    params = form.sampling_params(form.max_tokens, form.logprobs)
+    if form.echo and form.logprobs is not None and (form.n or 1) > 1:
+        # Each choice would hold the log-probabilities of the whole prompt.
+        raise RequestError("echo with logprobs needs n=1", param="n")
+    max_tokens = 1 if form.only_scores else form.max_tokens
+    params = form.sampling_params(
+        {}, max_tokens=max_tokens, logprobs=form.logprobs, prompt_logprobs=form.num_prompt_logprobs()
+    )
     prompts = _prompts(form.prompt, state.server_config.max_n)
     options: dict[str, Any] = {
         "add_special_tokens": form.add_special_tokens is not False,
@@ -33,7 +46,7 @@ async def create_completion(request: Request, state: ServerState, form: Completi
         raise RequestError(
             f"{len(prompts)} prompts with n={params.n} are more than the {most} requests that may wait", param="n"
         )
-    job = Job(engine, request_id, prompts, params, options)
+    job = Job(engine, form.request_id or request_id, prompts, params, options, only_scores=form.only_scores)
     maker = _ChoiceMaker(form, job)
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job, maker))
@@ -59,23 +72,42 @@ class _ChoiceMaker:
     def __init__(self, form: CompletionForm, job: Job) -> None:
         self._form = form
         self._job = job
+        self._names = TokenNames(job.engine.front.texts, as_ids=bool(form.return_tokens_as_token_ids))
         self._offsets: dict[int, int] = {}
         self._shown_prompts: set[int] = set()
 
     def __call__(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._job.params.n + choice.index
-        offset = self._offsets.get(index, 0)
-        texts = self._job.engine.front.texts
-        logprobs = completion_logprobs(choice.logprobs, offset, self._form.logprobs or 0, texts)
-        # Tokens count, not text that was shown: text may be held back, and offsets must not depend on where chunks end.
-        self._offsets[index] = offset + sum(map(len, logprobs["tokens"])) if logprobs else 0
-        fields = {"index": index, "text": choice.text, "logprobs": logprobs, **ending(choice)}
+        fields = {"index": index, **self._text(index, output, choice), **ending(choice)}
         if self._form.return_token_ids:
             fields["token_ids"] = choice.token_ids
-            if prompt_index not in self._shown_prompts:
-                self._shown_prompts.add(prompt_index)
+        if prompt_index not in self._shown_prompts:
+            self._shown_prompts.add(prompt_index)
+            if self._form.return_token_ids:
                 fields["prompt_token_ids"] = output.prompt_token_ids
+            if self._form.prompt_logprobs is not None:
+                fields["prompt_logprobs"] = prompt_logprobs_form(output.prompt_logprobs, self._form.prompt_logprobs)
         return fields
+
+    def _text(self, index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        """Text and logprobs. With `echo` the prompt is part of a choice, and comes with its first tokens."""
+        text, token_ids = choice.text, choice.token_ids
+        positions: PromptLogprobs | None = None if self._form.logprobs is None else [*(choice.logprobs or ())]
+        if self._form.echo and index not in self._offsets:
+            text = self._prompt_text(output) + text
+            token_ids = output.prompt_token_ids + token_ids
+            if positions is not None:
+                positions = [*(output.prompt_logprobs or ()), *positions]
+        offset = self._offsets.get(index, 0)
+        logprobs = completion_logprobs(positions, token_ids, offset, self._form.logprobs or 0, self._names)
+        # Tokens count, not text that was shown: text may be held back, and offsets must not depend on where chunks end.
+        self._offsets[index] = offset + sum(len(self._names.texts.text_of(i)) for i in token_ids) if logprobs else 0
+        return {"text": text, "logprobs": logprobs}
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None and self._form.truncate_prompt_tokens is None:
+            return output.prompt
+        return self._names.texts.tokenizer.decode(output.prompt_token_ids, self._form.skip_special_tokens is not False)
 
 
 def _envelope(state: ServerState, job: Job) -> Envelope:
@@ -93,7 +125,7 @@ async def _chunks(
     envelope, usage = _envelope(state, job), Usage()
     async for index, output in merged(job):
         usage.add(index, output)
-        for choice in output.outputs:
-            yield envelope.chunk([maker(index, output, choice)], form.chunk_usage(usage.form))
+        for choice in await make_choices(maker, index, output):
+            yield envelope.chunk([choice], form.chunk_usage(usage.form))
     if form.include_usage:
         yield envelope.chunk([], {"usage": usage.form()})

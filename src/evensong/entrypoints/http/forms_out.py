@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from evensong.engine.frontend.detokenizer import TokenTexts
-from evensong.protocol.request_output import CompletionOutput, RequestOutput, SampleLogprobs
+from evensong.protocol.request_output import CompletionOutput, Logprob, PromptLogprobs, RequestOutput, SampleLogprobs
 
 
 class Usage:
@@ -68,7 +68,19 @@ def ending(choice: CompletionOutput) -> dict[str, Any]:
     return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, "seed": choice.seed}
 
 
-def chat_logprobs(logprobs: SampleLogprobs | None, num_top: int, texts: TokenTexts) -> dict[str, Any] | None:
+class TokenNames:
+    """How tokens are shown in log-probabilities: by their text, or as `token_id:N` where the request asks for that."""
+
+    def __init__(self, texts: TokenTexts, *, as_ids: bool) -> None:
+        self.texts = texts
+        self._as_ids = as_ids
+
+    def name_of(self, token_id: int) -> str:
+        """What stands for a token."""
+        return f"token_id:{token_id}" if self._as_ids else self.texts.text_of(token_id)
+
+
+def chat_logprobs(logprobs: SampleLogprobs | None, num_top: int, names: TokenNames) -> dict[str, Any] | None:
     """Chat's logprobs object: one entry a token, with its `num_top` best alternatives."""
     if logprobs is None:
         return None
@@ -76,14 +88,15 @@ def chat_logprobs(logprobs: SampleLogprobs | None, num_top: int, texts: TokenTex
     for position in logprobs:
         (token_id, sampled), *_ = position.items()
         best = sorted(position.items(), key=lambda item: item[1].rank or 0)
-        entry = _chat_entry(token_id, sampled.logprob, texts)
-        entry["top_logprobs"] = [_chat_entry(i, item.logprob, texts) for i, item in best if (item.rank or 0) <= num_top]
+        entry = _chat_entry(token_id, sampled.logprob, names)
+        entry["top_logprobs"] = [_chat_entry(i, item.logprob, names) for i, item in best if (item.rank or 0) <= num_top]
         content.append(entry)
     return {"content": content}
 
 
-def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
-    return {"token": texts.text_of(token_id), "logprob": _finite(logprob), "bytes": list(texts.bytes_of(token_id))}
+def _chat_entry(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+    token_bytes = list(names.texts.bytes_of(token_id))
+    return {"token": names.name_of(token_id), "logprob": _finite(logprob), "bytes": token_bytes}
 
 
 def _finite(logprob: float) -> float:
@@ -92,18 +105,58 @@ def _finite(logprob: float) -> float:
 
 
 def completion_logprobs(
-    logprobs: SampleLogprobs | None, offset: int, num_top: int, texts: TokenTexts
+    logprobs: PromptLogprobs | SampleLogprobs | None,
+    token_ids: list[int],
+    offset: int,
+    num_top: int,
+    names: TokenNames,
 ) -> dict[str, Any] | None:
-    """Completions' logprobs object: parallel lists; text offsets count from `offset` characters."""
+    """Completions' logprobs object for `token_ids`: parallel lists; text offsets count from `offset` characters.
+
+    The first token of a prompt has no log-probability: null stands there.
+    """
     if logprobs is None:
         return None
-    tokens, values, tops, offsets = [], [], [], []
-    for position in logprobs:
-        (token_id, sampled), *_ = position.items()
-        text = texts.text_of(token_id)
-        tokens.append(text)
-        values.append(_finite(sampled.logprob))
-        tops.append({texts.text_of(i): _finite(item.logprob) for i, item in position.items()} if num_top else None)
+    offsets = []
+    for token_id in token_ids:
         offsets.append(offset)
-        offset += len(text)
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+        offset += len(names.texts.text_of(token_id))
+    return {
+        "tokens": [names.name_of(token_id) for token_id in token_ids],
+        "token_logprobs": [
+            None if position is None else _finite(position[token_id].logprob)
+            for token_id, position in zip(token_ids, logprobs, strict=True)
+        ],
+        "top_logprobs": [
+            {names.name_of(i): _finite(item.logprob) for i, item in _shown(position, num_top)}
+            if position is not None and num_top
+            else None
+            for position in logprobs
+        ],
+        "text_offset": offsets,
+    }
+
+
+def prompt_logprobs_form(logprobs: PromptLogprobs | None, num_top: int) -> list[dict[str, Any] | None] | None:
+    """vLLM's prompt_logprobs: for each token of the prompt an object by token id; null for the first."""
+    if logprobs is None:
+        return None
+    return [
+        None
+        if position is None
+        else {
+            str(token_id): {
+                "logprob": _finite(item.logprob),
+                "rank": item.rank,
+                "decoded_token": item.decoded_token,
+            }
+            for token_id, item in _shown(position, num_top)
+        }
+        for position in logprobs
+    ]
+
+
+def _shown(position: dict[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
+    """The token itself, which comes first, and the `num_top` best."""
+    (first, *others) = position.items()
+    return [first, *((token_id, item) for token_id, item in others if (item.rank or 0) <= num_top)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from evensong.engine.async_llm import AsyncLLM, RequestStream
@@ -35,13 +35,14 @@ MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
 
 @dataclass
 class Job:
-    """One HTTP request for tokens."""
+    """One HTTP request for tokens. With `only_scores` the one token that the engine must make is not shown."""
 
     engine: AsyncLLM
     request_id: str
     prompts: list[Prompt]
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
+    only_scores: bool = False
     streams: list[RequestStream] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -86,7 +87,9 @@ async def respond_whole(
     try:
         form = await _unless_client_leaves(request, _whole(job, collect))
         # Nobody reads the second one; the status is for whoever counts responses.
-        return Response(status_code=CLIENT_LEFT) if form is None else JSONResponse(form)
+        if form is None:
+            return Response(status_code=CLIENT_LEFT)
+        return Response(msgspec.json.encode(form), media_type="application/json")
     finally:
         await job.stop()
         state.leave()
@@ -140,7 +143,7 @@ async def _sse(job: Job, events: AsyncIterator[dict[str, Any]]) -> AsyncIterator
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
@@ -165,12 +168,19 @@ async def _left(request: Request) -> None:
             return
 
 
-def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
+async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Outputs of all prompts as they come, each with its prompt's index. Raises RequestError when the time is over."""
-    return in_time(_as_they_come(job))
+    async for index, output in in_time(_all_outputs(job)):
+        yield index, without_tokens(output) if job.only_scores else output
 
 
-async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+def without_tokens(output: RequestOutput) -> RequestOutput:
+    """The output of a request that asked for no token."""
+    bare = [CompletionOutput(c.index, "", [], finish_reason="length", seed=c.seed) for c in output.outputs]
+    return msgspec.structs.replace(output, outputs=bare)
+
+
+async def _all_outputs(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     if len(job.streams) == 1:
         async for output in job.streams[0]:
             yield 0, output
@@ -196,5 +206,14 @@ async def collect_whole(job: Job, envelope: Envelope, make_choice: MakeChoice) -
     choices: list[dict[str, Any]] = []
     async for index, output in merged(job):
         usage.add(index, output)
-        choices.extend(make_choice(index, output, choice) for choice in output.outputs)
+        choices += await make_choices(make_choice, index, output)
     return envelope.whole(sorted(choices, key=lambda choice: int(choice["index"])), usage)
+
+
+async def make_choices(make_choice: MakeChoice, prompt_index: int, output: RequestOutput) -> list[dict[str, Any]]:
+    """The objects of an output's choices; a prompt's log-probabilities, which may be many, in a thread."""
+
+    def work() -> list[dict[str, Any]]:
+        return [make_choice(prompt_index, output, choice) for choice in output.outputs]
+
+    return work() if output.prompt_logprobs is None else await asyncio.to_thread(work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
@@ -26,14 +26,12 @@ Items = Annotated[list[T], UpToTheFirst()]
 # Field -> values with which it asks for nothing; any other is refused: the answer would not be what it asks for.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
-    "allowed_token_ids": (None, []),
-    "bad_words": (None, []),
     "best_of": (None, 1),
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
     "continue_final_message": (None, False),
     "documents": (None, []),
-    "echo": (None, False),
+    "echo": (None, False),  # in chat; completions have it
     "function_call": (None, "none"),
     "functions": (None, []),
     "guided_choice": (None,),
@@ -43,14 +41,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1.0),
     "lora_request": (None,),
     "modalities": (None, ["text"]),
-    "prompt_logprobs": (None,),
     "reasoning_effort": (None, "none"),
     "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
     "web_search_options": (None,),
 }
@@ -58,6 +54,30 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 ADVISORY = frozenset(
     {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
     | {"prompt_cache_retention", "verbosity", "stream_interval", "spaces_between_special_tokens"}
+)
+
+
+# Fields that mean to the engine what they mean here; None stands for one that the request does not set.
+SAMPLING_FIELDS = (
+    "n",
+    "seed",
+    "stop",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "truncate_prompt_tokens",
 )
 
 
@@ -92,27 +112,33 @@ class GenerationForm(Form):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    n: int | None = 1
+    n: int | None = None
     seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
     stop: str | Items[str] | None = None
-    temperature: Number | None = 1.0
-    top_p: Number | None = 1.0
-    top_k: int | None = 0
-    min_p: Number | None = 0.0
-    presence_penalty: Number | None = 0.0
-    frequency_penalty: Number | None = 0.0
-    repetition_penalty: Number | None = 1.0
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    min_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
     logit_bias: dict[str, Any] | None = None  # SamplingParams checks the numbers, up to the first mistake
     stop_token_ids: Items[int] | None = None
-    min_tokens: int | None = 0
-    ignore_eos: bool | None = False
-    skip_special_tokens: bool | None = True
-    include_stop_str_in_output: bool | None = False
+    allowed_token_ids: Items[int] | None = None
+    bad_words: Items[str] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
-    request_id: str | None = None
     priority: int | None = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
     timeout: Number | None = None
+    # The caller's own name for the request, in place of the X-Request-Id header.
+    request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
 
     @property
     def include_usage(self) -> bool:
@@ -126,29 +152,14 @@ class GenerationForm(Form):
         continuous = bool(self.stream_options and self.stream_options.continuous_usage_stats)
         return {"usage": usage() if continuous else None}
 
-    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The engine's form of these settings. Raises RequestError naming a field that cannot be."""
-        return SamplingParams(
-            n=1 if self.n is None else self.n,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k or 0,
-            min_p=self.min_p or 0.0,
-            seed=self.seed,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=bool(self.ignore_eos),
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens or 0,
-            logprobs=logprobs,
-            skip_special_tokens=self.skip_special_tokens is not False,
-            include_stop_str_in_output=bool(self.include_stop_str_in_output),
-            logit_bias=self.logit_bias,  # type: ignore[arg-type]  # keys are digits in JSON; SamplingParams reads them
-            output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
-        )
+    def sampling_params(self, defaults: Mapping[str, Any], **resolved: Any) -> SamplingParams:
+        """The engine's form of these settings: what the request says, else `defaults`, else the API's own.
+
+        `resolved` are those that each route reads in its own way. Raises RequestError naming a field that cannot be.
+        """
+        given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
+        return SamplingParams(**{**defaults, **given, **resolved}, output_kind=kind)
 
 
 class CompletionForm(GenerationForm):
@@ -157,7 +168,18 @@ class CompletionForm(GenerationForm):
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     max_tokens: int | None = 16
     logprobs: int | None = None
+    echo: bool | None = False
     add_special_tokens: bool | None = True
+
+    @property
+    def only_scores(self) -> bool:
+        """The prompt is wanted back, perhaps with its log-probabilities, and nothing after it."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def num_prompt_logprobs(self) -> int | None:
+        """The engine's prompt_logprobs setting: an echoed prompt has log-probabilities where the output has."""
+        asked = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
+        return max(asked, default=None)
 
 
 class ChatForm(GenerationForm):
@@ -168,6 +190,7 @@ class ChatForm(GenerationForm):
     logprobs: bool | None = False
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = True
+    add_special_tokens: bool | None = False
 
     def num_logprobs(self) -> int | None:
         """The engine's logprobs setting. Raises RequestError for a combination that says nothing."""

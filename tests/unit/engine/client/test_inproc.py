@@ -12,7 +12,7 @@ import pytest
 from evensong.config.resolve import resolve
 from evensong.engine.client.inproc import AsyncInprocClient, InprocClient
 from evensong.executor.base import Executor
-from evensong.protocol.errors import ConfigError, EngineDeadError, UtilityError
+from evensong.protocol.errors import ConfigError, EngineDeadError, RequestError, UtilityError
 from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
@@ -90,7 +90,7 @@ def test_verbs_fail_for_their_caller_alone(client: InprocClient) -> None:
     for verb, args in (("no_such", {}), ("shutdown", {}), ("is_scheduler_empty", {"x": 1})):
         with pytest.raises(UtilityError):
             client.call_utility(verb, **args)
-    with pytest.raises(UtilityError, match="no method"):
+    with pytest.raises(RequestError, match="no_such"):
         client.call_utility("collective_rpc", 1.0, method="no_such")
     assert client.call_utility("collective_rpc", 1.0, method="measure_token_rate") == [4000.0]
 
@@ -155,13 +155,13 @@ def test_on_an_event_loop_the_step_blocks_nobody() -> None:
 
 def test_a_slow_verb_times_out_and_the_client_goes_on() -> None:
     class Slow(FakeExecutor):
-        def nap(self) -> None:
+        def get_rank(self) -> None:
             time.sleep(0.2)
 
     async def scene() -> None:
         client = AsyncInprocClient(CONFIG, lambda _: Slow())
         with pytest.raises(TimeoutError):
-            await client.call_utility("collective_rpc", 0.02, method="nap")
+            await client.call_utility("collective_rpc", 0.02, method="get_rank")
         await client.add_request(ask("a", [5], 1))
         assert tokens_of((await client.get_output()).outputs, "a") == expected([5], 1)
         client.shutdown()

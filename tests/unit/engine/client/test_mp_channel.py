@@ -139,7 +139,7 @@ def test_death_while_others_call_leaves_nobody_waiting() -> None:
     [
         ("no_such_verb", {}, "no control verb 'no_such_verb'"),
         ("__class__", {}, "no control verb"),
-        ("reset_prefix_cache", {"surprise": 1}, "takes no arguments, not surprise"),
+        ("is_paused", {"surprise": 1}, "takes no arguments, not surprise"),
         ("abort_requests", {"request_ids": object()}, "cannot be sent"),
     ],
 )

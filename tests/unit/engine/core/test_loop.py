@@ -64,16 +64,16 @@ def test_what_comes_after_the_shutdown_is_refused_not_left_unanswered(rig: Rig) 
 def test_workers_get_idle_time_until_a_message_comes() -> None:
     executor = FakeExecutor()
     rig = Rig(make_core(executor))
-    executor.idle_pieces = 10**9
+    executor.worker.idle_pieces = 10**9
     thread = threading.Thread(target=rig.loop.run)
     thread.start()
     deadline = time.monotonic() + 10
-    while executor.idle_pieces == 10**9 and time.monotonic() < deadline:
+    while executor.worker.idle_pieces == 10**9 and time.monotonic() < deadline:
         time.sleep(0.01)
     rig.inbox.put(Add(0, ask("a")))
     rig.inbox.put(Shutdown(30.0))
     thread.join(timeout=10)
-    assert not thread.is_alive() and 0 < executor.idle_pieces < 10**9
+    assert not thread.is_alive() and 0 < executor.worker.idle_pieces < 10**9
     assert rig.outputs("a")[-1].finish_reason is FinishReason.LENGTH
     rig.core.shutdown()
 
@@ -142,3 +142,14 @@ def test_a_lost_clients_requests_end_and_it_is_told_so_while_others_run_on(rig: 
 def test_a_failure_ends_the_loop(rig: Rig) -> None:
     with pytest.raises(CoreFailure, match="worker 3"):
         rig.run(Failure("worker 3"))
+
+
+def test_a_pause_is_answered_late_and_a_stop_does_not_spin_on_what_it_holds(rig: Rig) -> None:
+    pause = Utility(4, UtilityCall(9, 4, "pause", pack({"mode": "wait"})))
+    rig.loop._handle(Add(0, ask("a")))
+    rig.core.step()
+    rig.run(pause, Add(0, ask("b")), seconds=0.3)
+    assert rig.outputs("a")[-1].finish_reason is FinishReason.LENGTH
+    (replied,) = [(client, m.utility) for client, m in rig.sent if m.utility]
+    assert replied[0] == 4 and replied[1].call_id == 9 and replied[1].failure is None
+    assert rig.outputs("b")[-1].finish_reason is FinishReason.ABORT

@@ -128,7 +128,11 @@ class TestParams:
         [
             ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
             ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
+            ({"allowed_token_ids": [5, VOCAB_SIZE]}, "allowed_token_ids"),
+            ({"allowed_token_ids": [byte_ids("a")[0]], "bad_words": ["a"]}, "allowed_token_ids"),
+            ({"allowed_token_ids": [EOS_TOKEN_ID, 7], "stop_token_ids": [7], "min_tokens": 1}, "allowed_token_ids"),
             ({"logprobs": 6}, "logprobs"),
+            ({"prompt_logprobs": 6}, "prompt_logprobs"),
             ({"n": 9}, "n"),
             ({"n": 10**6}, "n"),
         ],
@@ -140,12 +144,56 @@ class TestParams:
         assert caught.value.param == field
         assert time.perf_counter() - start < 0.05
 
+    def test_allowed_ids_are_made_a_set(self) -> None:
+        processed = process("x", SamplingParams(allowed_token_ids=[9, 5, 9], n=2))
+        assert [child.params.allowed_token_ids for child in processed.children] == [[5, 9]] * 2
+
+    def test_an_end_may_be_all_that_is_allowed(self) -> None:
+        process("x", SamplingParams(allowed_token_ids=[EOS_TOKEN_ID]))
+        process("x", SamplingParams(allowed_token_ids=[EOS_TOKEN_ID], min_tokens=1, ignore_eos=True))
+
+    def test_bad_words_become_the_tokens_of_both_spellings(self) -> None:
+        (child,) = process("x", SamplingParams(bad_words=["ab", " c", "c"])).children
+        words = ["ab", " ab", "c", " c"]
+        assert child.params.bad_words_token_ids == [byte_ids(word) for word in words]
+
+    def test_token_ids_of_bad_words_are_not_the_users(self) -> None:
+        assert process("x", SamplingParams(bad_words_token_ids=[[3]])).params.bad_words_token_ids is None
+
     def test_ids_of_padding_rows_cannot_be_named(self) -> None:
         inputs = processor()
-        inputs.num_token_ids = 500
+        inputs.rules.num_token_ids = 500
         for params in (SamplingParams(logit_bias={500: 1}), SamplingParams(stop_token_ids=[500])):
             with pytest.raises(RequestError, match="0 to 499"):
                 inputs.process("r", "x", params)
+
+    @pytest.mark.parametrize(("keep", "kept"), [(3, 3), (63, 63), (200, 200), (-1, 47)])
+    @pytest.mark.parametrize("as_text", [True, False])
+    def test_a_truncated_prompt_keeps_its_end(self, keep: int, kept: int, as_text: bool) -> None:
+        text = "abcdefghij" * 30
+        inputs = processor(max_model_len=63 if keep == -1 else 256)
+        prompt = text if as_text else byte_ids(text)
+        processed = inputs.process("r", prompt, SamplingParams(truncate_prompt_tokens=keep, max_tokens=16))
+        assert processed.prompt_token_ids == byte_ids(text)[-kept:]
+        assert processed.params.max_tokens == min(16, inputs.max_model_len - kept)
+        short = inputs.process("r", "ab", SamplingParams(truncate_prompt_tokens=keep, max_tokens=16))
+        assert short.prompt_token_ids == byte_ids("ab")
+
+    def test_truncation_beyond_the_model(self) -> None:
+        with pytest.raises(RequestError, match="max_model_len 64") as caught:
+            process("x", SamplingParams(truncate_prompt_tokens=65))
+        assert caught.value.param == "truncate_prompt_tokens"
+        with pytest.raises(RequestError, match="64 tokens"):
+            process("x" * 100, SamplingParams(truncate_prompt_tokens=64))
+        whole = process("x" * 100, SamplingParams(truncate_prompt_tokens=-1, max_tokens=None))
+        assert len(whole.prompt_token_ids) == 63
+
+    @pytest.mark.parametrize("bad", [True, 1.5, "1", None, 2**63])
+    def test_priority(self, bad: Any) -> None:
+        with pytest.raises(RequestError) as caught:
+            process("x", priority=bad)
+        assert caught.value.param == "priority"
+        assert process("x", priority=-7).children[0].priority == -7
 
     def test_fields_set_after_construction_are_checked(self) -> None:
         params = SamplingParams()

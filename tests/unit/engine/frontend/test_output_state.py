@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evensong.engine.frontend.detokenizer import TokenTexts
-from evensong.engine.frontend.output_state import ChoiceState, TokenGap
+from evensong.engine.frontend.logprobs import TokenGap
+from evensong.engine.frontend.output_state import ChoiceState
 from evensong.protocol.output import EngineCoreOutput, FinishReason, TokenLogprobs
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams

@@ -9,7 +9,8 @@ import pytest
 
 from evensong.config.resolve import resolve
 from evensong.config.sections import ENGINE_SECTIONS, ServerConfig
-from evensong.entrypoints.cli import bench, serve_command
+from evensong.entrypoints.cli import serve_command
+from evensong.entrypoints.cli.bench import throughput
 from evensong.entrypoints.cli.flags import USAGE, section_values
 
 
@@ -83,6 +84,6 @@ def test_mistakes_get_one_line(words: tuple[str, ...], says: str, capsys: pytest
 
 def test_the_benchmark_has_the_engines_flags() -> None:
     words = ["--model", "m", "--num-prompts", "3", "--input-len", "4", "--random-output-len", "5", "--block-size", "32"]
-    options = bench.make_parser().parse_args(words)
+    options = throughput.make_parser().parse_args(words)
     assert (options.model, options.num_prompts, options.input_len, options.output_len) == ("m", 3, 4, 5)
     assert options.block_size == 32

@@ -18,7 +18,7 @@ from evensong.engine.async_llm import AsyncLLM
 from evensong.engine.frontend.front import ModelFiles
 from evensong.entrypoints.http.app import create_app
 from evensong.entrypoints.http.state import ServerState
-from evensong.protocol.output import FinishReason, TokenLogprobs
+from evensong.protocol.output import FinishReason, PromptScores, TokenLogprobs
 from evensong.protocol.request import EngineCoreRequest
 from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, byte_ids, byte_tokenizer, tiny_description
 from evensong.testing.fake_client import FakeAsyncClient, tokens
@@ -42,6 +42,7 @@ class TalkingClient(FakeAsyncClient):
     async def _talk(self, request: EngineCoreRequest) -> None:
         ids = [*byte_ids(ANSWER), EOS_TOKEN_ID]
         most = request.params.max_tokens or len(ids)
+        await self._score_prompt(request)
         for index, token_id in enumerate(ids):
             if index == self.hold_after or request.request_id in self.script.aborted:
                 return
@@ -51,6 +52,20 @@ class TalkingClient(FakeAsyncClient):
             self.send(tokens(request, index, [token_id], finish, new_logprobs=self._logprobs(request, token_id)))
             if finish is not None:
                 return
+            await asyncio.sleep(0)
+
+    async def _score_prompt(self, request: EngineCoreRequest) -> None:
+        """The prompt's log-probabilities, two tokens a message: each at rank 4, after its successors."""
+        count = request.params.prompt_logprobs
+        if count is None:
+            return
+        ids = request.prompt_token_ids
+        for start in range(1, len(ids), 2):
+            positions = [
+                TokenLogprobs([i, *range(i + 1, i + 1 + count)], [-9.0, *(-1.0 - k for k in range(count))], 4)
+                for i in ids[start : start + 2]
+            ]
+            self.send(tokens(request, 0, [], prompt_scores=PromptScores(start, positions)))
             await asyncio.sleep(0)
 
     def _logprobs(self, request: EngineCoreRequest, token_id: int) -> list[TokenLogprobs] | None:

@@ -98,7 +98,7 @@ def test_a_long_list_of_mistakes_is_one_complaint(field: str, value: Any) -> Non
     body = json.dumps({"prompt": "a", field: value}).encode()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(RequestError) as caught:
-        parse(body, CompletionForm).sampling_params(16, None)
+        parse(body, CompletionForm).sampling_params({})
     assert caught.value.param == field
     # Megabytes, not the gigabyte that one complaint an item takes.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000

@@ -1,0 +1,1 @@
+"""`evensong bench`: one file a benchmark, and the parts that they share."""

@@ -1,0 +1,81 @@
+"""The progress page of a core: figures in shared memory that say whether its steps come forward.
+
+The core writes, any process that inherited the page reads, at any time and without a message. Every figure is one
+aligned 8-byte word, so that a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from enum import IntEnum
+
+PAGE_BYTES = mmap.PAGESIZE
+NO_PAGE = -1
+_STEPS, _TICKS, _LAST, _STATE = range(4)
+
+
+class CoreState(IntEnum):
+    """What a core does with new work."""
+
+    OPEN = 0
+    PAUSED = 1
+    ASLEEP = 2
+
+
+class ProgressPage:
+    """Figures of one core. `fd` is that of `make_page`, or NO_PAGE for a page that nobody else sees."""
+
+    def __init__(self, fd: int = NO_PAGE) -> None:
+        self._map = mmap.mmap(fd, PAGE_BYTES)
+        self._words = memoryview(self._map).cast("Q")
+
+    # ---- the core writes
+
+    def tick(self) -> None:
+        """A step comes forward."""
+        self._words[_TICKS] += 1
+        self._words[_LAST] = time.monotonic_ns()
+
+    def step_done(self) -> None:
+        """A step has ended."""
+        self._words[_STEPS] += 1
+        self.tick()
+
+    def set_state(self, state: CoreState) -> None:
+        """Whether it takes steps at all."""
+        self._words[_STATE] = state
+
+    # ---- others read
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have ended since the core began."""
+        return int(self._words[_STEPS])
+
+    @property
+    def state(self) -> CoreState:
+        """What it does with new work."""
+        return CoreState(self._words[_STATE])
+
+    @property
+    def seconds_still(self) -> float:
+        """Seconds since it last came forward; the clock is the same in all processes of a machine."""
+        return max(time.monotonic_ns() - int(self._words[_LAST]), 0) / 1e9
+
+    def close(self) -> None:
+        """Unmaps the page; safe to call twice."""
+        self._words.release()
+        self._map.close()
+
+
+def make_page() -> int:
+    """A descriptor of zeroed shared memory without a name, for ProgressPage here and in children; NO_PAGE where the
+    system has none.
+    """
+    if not hasattr(os, "memfd_create"):
+        return NO_PAGE
+    fd = os.memfd_create("evensong-progress", os.MFD_CLOEXEC)
+    os.ftruncate(fd, PAGE_BYTES)
+    return fd

@@ -1,0 +1,174 @@
+"""Every family against transformers, in float32, on small random weights; as a GGUF file too; and in any chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from evensong.kernels.dispatch import OPS
+from evensong.kernels.mode import NumericMode
+from evensong.sources.families import FAMILIES
+from tests.unit.models.random_models import SMALL, VOCAB_SIZE, logits, random_model, write_gguf
+from tests.unit.models.stepping import Stepper, load
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.5, 6.0, 9.0],
+    "original_max_position_embeddings": 128,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 100}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+Config = transformers.PreTrainedConfig
+# A configuration of each kind that changes what is computed, by family.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "biases": lambda: transformers.LlamaConfig(
+            **SMALL, head_dim=8, tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+        ),
+        "tied, wide heads": lambda: transformers.LlamaConfig(
+            **SMALL,
+            head_dim=16,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        ),
+        "llama3 scaling": lambda: transformers.LlamaConfig(**SMALL, head_dim=16, rope_parameters=LLAMA3),
+        "linear scaling": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LINEAR),
+    },
+    "mistral": {
+        "no window": lambda: transformers.MistralConfig(**SMALL, head_dim=32, sliding_window=None, rms_norm_eps=1e-6)
+    },
+    "qwen2": {
+        "untied": lambda: transformers.Qwen2Config(
+            **SMALL, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
+        ),
+        "tied, yarn": lambda: transformers.Qwen2Config(**SMALL, tie_word_embeddings=True, rope_parameters=YARN),
+    },
+    "qwen3": {
+        "untied": lambda: transformers.Qwen3Config(**SMALL, head_dim=16),
+        "tied, biases": lambda: transformers.Qwen3Config(
+            **SMALL, head_dim=8, tie_word_embeddings=True, attention_bias=True
+        ),
+    },
+    "phi3": {
+        "plain": lambda: transformers.Phi3Config(**SMALL),
+        "longrope, part of a head": lambda: transformers.Phi3Config(
+            **{**SMALL, "hidden_size": 96},
+            tie_word_embeddings=True,
+            rope_parameters=LONGROPE,
+            original_max_position_embeddings=128,
+        ),
+    },
+}
+CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
+# Further metadata of a GGUF file, where it says more than sizes.
+GGUF = {
+    ("llama", "llama3 scaling"): {},
+    ("llama", "linear scaling"): {"rope__scaling__type": "linear", "rope__scaling__factor": 2.5},
+    ("qwen2", "untied"): {},
+    ("qwen2", "tied, yarn"): {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 4.0,
+        "rope__scaling__original_context_length": 100,
+    },
+    ("qwen3", "untied"): {},
+    ("phi3", "plain"): {},
+    ("phi3", "longrope, part of a head"): {
+        "rope__dimension_count": 12,
+        "rope__scaling__original_context_length": 128,
+        "rope__scaling__attn_factor": float(np.sqrt(1 + np.log(400 / 128) / np.log(128))),
+    },
+}
+
+
+def tokens_of(length: int) -> list[int]:
+    return np.random.default_rng(5).integers(0, VOCAB_SIZE, length).tolist()
+
+
+def test_every_family_is_here() -> None:
+    assert set(CONFIGS) == {family.name for family in FAMILIES}
+    assert {family for family, _ in GGUF} == {family.name for family in FAMILIES if family.gguf}
+
+
+@pytest.mark.parametrize(("family", "case"), CASES)
+def test_logits_against_transformers(family: str, case: str, tmp_path: Path) -> None:
+    theirs = random_model(CONFIGS[family][case](), tmp_path)
+    ours, description = load(str(tmp_path), "float32")
+    assert description.family == family
+    tokens = tokens_of(290)
+    expected = logits(theirs, tokens)
+    assert expected.abs().max() > 0.5
+    assert (Stepper(ours).run(tokens, 100) - expected).abs().max() < 1e-3
+
+
+def test_longrope_goes_by_the_fitted_length(tmp_path: Path) -> None:
+    """Up to the original length a model computes with one set of factors, beyond with the other, from token one on."""
+    theirs = random_model(CONFIGS["phi3"]["longrope, part of a head"](), tmp_path)
+    ours = load(str(tmp_path), "float32")[0]
+    tokens = tokens_of(129)
+    long = Stepper(ours).run(tokens, 129)
+    assert (long - logits(theirs, tokens)).abs().max() < 1e-3
+    ours.set_max_model_len(128)
+    short = Stepper(ours).run(tokens[:128], 128)
+    assert (short - logits(theirs, tokens[:128])).abs().max() < 1e-3
+    assert (short - long[:128]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(("family", "case"), list(GGUF))
+def test_a_gguf_file_gives_the_same_bits_as_the_folder(family: str, case: str, tmp_path: Path) -> None:
+    theirs = random_model(CONFIGS[family][case](), tmp_path / "folder")
+    extra = {}
+    if case == "llama3 scaling":
+        rope = load(str(tmp_path / "folder"), "float32")[1].layer_ropes[0]
+        extra = {"rope_freqs.weight": torch.tensor(rope.factors)}
+    elif "longrope" in case:
+        extra = {f"rope_factors_{name}.weight": torch.tensor(LONGROPE[f"{name}_factor"]) for name in ("short", "long")}
+    architecture = next(known.gguf for known in FAMILIES if known.name == family)
+    assert architecture is not None
+    file = write_gguf(theirs, architecture, tmp_path / "model.gguf", extra, **GGUF[family, case])
+    folder_model, stored = load(str(tmp_path / "folder"), "float32")
+    file_model, described = load(str(file), "float32")
+    assert (described.max_position_embeddings, described.rotary_dim) == (
+        stored.max_position_embeddings,
+        stored.rotary_dim,
+    )
+    tokens = tokens_of(200)
+    ours, expected = Stepper(file_model).run(tokens, 200), Stepper(folder_model).run(tokens, 200)
+    exact = extra == {} or case == "llama3 scaling"
+    assert torch.equal(ours, expected) if exact else (ours - expected).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "phi3"])
+def test_chunks_and_neighbours_change_no_bit(family: str, dtype: str, tmp_path: Path) -> None:
+    random_model(list(CONFIGS[family].values())[-1](), tmp_path)
+    mode = NumericMode("float32", torch.float32, torch.float32, torch.float32)
+    if dtype == "bfloat16":
+        mode = NumericMode("bfloat16-widened", torch.bfloat16, torch.float32, torch.bfloat16)
+    model = load(str(tmp_path), "float32", mode, OPS["cpu"])[0]
+    tokens = tokens_of(200)
+    whole = Stepper(model).run(tokens, 200)
+    assert whole.isfinite().all()
+    for chunk in (7, 64):
+        assert torch.equal(Stepper(model, seed=chunk).run(tokens, chunk), whole)
+    stepper = Stepper(model, block_size=5)
+    sequences = [stepper.sequence(tokens[: 180 - 9 * i]) for i in range(6)]
+    stepper.step([(sequence, len(sequence.tokens) - 1) for sequence in sequences])
+    stepper.step([(sequence, 1) for sequence in sequences])
+    for sequence in sequences:
+        assert torch.equal(sequence.all_logits(), whole[: len(sequence.tokens)])
