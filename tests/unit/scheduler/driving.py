@@ -11,6 +11,7 @@ from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import SchedulerOutput
 from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.policy import Policy
 from evensong.scheduler.scheduler import Scheduler
 from evensong.testing.fake_executor import FakeExecutor, NextToken, scripted_token
 
@@ -32,10 +33,19 @@ def alone(prompt: list[int], count: int) -> list[int]:
 class Driven:
     """Runs whole steps; keeps every output."""
 
-    def __init__(self, num_blocks: int = 64, next_token: NextToken = scripted_token, **limits: Any) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        next_token: NextToken = scripted_token,
+        *,
+        policy: Policy | None = None,
+        **limits: Any,
+    ) -> None:
         settings: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128}
         self.limits = SchedulerLimits(**(settings | limits))
-        self.scheduler = Scheduler(self.limits, KVCacheManager(num_blocks, 4, fingerprint="f"), check=True)
+        self.scheduler = Scheduler(
+            self.limits, KVCacheManager(num_blocks, 4, fingerprint="f"), policy=policy, check=True
+        )
         self.executor = FakeExecutor(next_token=next_token)
         self.executor.initialize_from_config(KVCacheConfig(num_blocks, 4), self.limits.max_model_len)
         self.outputs: list[EngineCoreOutput] = []

@@ -113,23 +113,25 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(core: TalkingClient | None = None, **server: Any) -> AsyncIterator[Served]:
+async def serving(
+    core: TalkingClient | None = None, engine: dict[str, Any] | None = None, **server: Any
+) -> AsyncIterator[Served]:
     """An application that is ready."""
     core = core or TalkingClient()
     state = ServerState()
-    state.engine_config = resolve({"served_model_name": "demo"})
+    state.engine_config = resolve({"served_model_name": "demo", **(engine or {})})
     state.server_config = ServerConfig(**server)
     state.phase = ""
     files = ModelFiles(byte_tokenizer(), tiny_description())
-    engine = AsyncLLM(state.engine_config, client=core, files=files, max_n=state.server_config.max_n)
-    state.engine = engine
+    running = AsyncLLM(state.engine_config, client=core, files=files, max_n=state.server_config.max_n)
+    state.engine = running
     app = create_app(state)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         try:
             yield Served(app, state, core, http)
         finally:
-            engine.shutdown()
+            running.shutdown()
             await asyncio.sleep(0)
 
 
