@@ -79,10 +79,21 @@ class NaiveScheduler:
         for job in self.running:
             self._give_back(job)
         order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
-        for job in order:
+        next_in = self.waiting[0].urgency if self.waiting else 2**63
+        least = max((job.urgency for job in order), default=next_in)
+        unequal = self.left >= len(order) and least > min(next_in, *(job.urgency for job in order), 2**63)
+        if unequal:
+            order.sort(key=lambda one: one.urgency)
+        half = self.left // 2
+        for place, job in enumerate(order):
             if job not in self.running:
                 continue
-            count = self._share(len(job.tokens) - job.computed, self.left)
+            left = self.left
+            if unequal:
+                left -= len(order) - place - 1
+                left -= half if next_in < job.urgency else 0
+                left = min(max(left, 1), self.left)
+            count = self._share(len(job.tokens) - job.computed, left)
             if count == 0:
                 self.turn = self.running.index(job)
                 break

@@ -141,3 +141,7 @@ def _check_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
         raise ConfigError(f"step_seconds must be in 0.01..60, got {scheduler.step_seconds}")
     _at_least("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0)
     _at_least("max_num_queued_reqs", scheduler.max_num_queued_reqs, 1)
+    for name in ("request_timeout", "queue_timeout"):
+        seconds = getattr(scheduler, name)
+        if seconds is not None and not 0 < seconds <= 1e9:
+            raise ConfigError(f"{name} must be above 0 and at most 1e9 seconds, got {seconds}")

@@ -69,6 +69,13 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = setting(True, "compute long prompts over several steps")
     long_prefill_token_threshold: int = setting(0, "most tokens of one prompt in a step; 0: no limit of its own")
     max_num_queued_reqs: int = setting(1024, "most requests that wait; beyond it 429")
+    scheduling_policy: Literal["priority", "fcfs"] = setting(
+        "priority",
+        "priority: requests with a lower priority number go first; fcfs: that number is ignored",
+        choices=("priority", "fcfs"),
+    )
+    request_timeout: float | None = setting(None, "seconds that a request may take in all (default: no limit)")
+    queue_timeout: float | None = setting(None, "seconds that a request may wait to begin (default: no limit)")
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,12 @@ class LLM:
         use_tqdm: bool | ProgressBar = True,
         *,
         priority: Sequence[int] | None = None,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order. Prompts are texts, lists of token ids, or dicts.
 
-        `priority` holds one number a prompt; lower ones are more urgent.
+        `priority` holds one number a prompt; lower ones are more urgent. A prompt that is not done after `timeout`
+        seconds ends with what it has: finish_reason "abort", stop_reason "timeout".
         Raises RequestError naming the prompt that cannot be served; then nothing of the call is left running.
         Ctrl-C ends the call's requests at the end of a step, a second one at once; the engine can be used again.
         """
@@ -63,7 +65,8 @@ class LLM:
         if priority is not None and len(priority) != len(listed):
             raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(priority)}", param="priority")
         params = self._params(sampling_params, len(listed))
-        return self._run(listed, params, use_tqdm, [{"priority": own} for own in priority or [0] * len(listed)])
+        options = [{"priority": own, "timeout": timeout} for own in priority or [0] * len(listed)]
+        return self._run(listed, params, use_tqdm, options)
 
     def chat(
         self,
@@ -72,6 +75,7 @@ class LLM:
         use_tqdm: bool | ProgressBar = True,
         *,
         add_generation_prompt: bool = True,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """The assistant's answer to each conversation; `messages` is one conversation or a list of them."""
         if not messages:
@@ -86,7 +90,8 @@ class LLM:
                 raise _of_prompt(index, error) from error
         # The template writes the special tokens itself.
         params = self._params(sampling_params, len(prompts))
-        return self._run(prompts, params, use_tqdm, [{"add_special_tokens": False}] * len(prompts))
+        options = {"add_special_tokens": False, "timeout": timeout}
+        return self._run(prompts, params, use_tqdm, [options] * len(prompts))
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

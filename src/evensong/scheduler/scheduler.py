@@ -20,7 +20,7 @@ from evensong.scheduler.budget import Budget, SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
 from evensong.scheduler.queue import WaitingQueue
 from evensong.scheduler.request import Request, RequestStatus
-from evensong.scheduler.urgency import displaceable, least_urgent
+from evensong.scheduler.urgency import displaceable, in_order_of_urgency, least_urgent
 
 Outputs = dict[int, list[EngineCoreOutput]]
 
@@ -81,14 +81,17 @@ class Scheduler:
         self.waiting.append(request)
         return Admission(request.request_id, source.attempt, self.kv_cache.num_tokens_in(hit))
 
-    def finish_requests(self, request_ids: Iterable[str], reason: FinishReason) -> Outputs:
-        """Ends requests before their time; ids that are not known are ignored. Returns their last outputs."""
+    def finish_requests(
+        self, request_ids: Iterable[str], reason: FinishReason, stop_reason: str | None = None
+    ) -> Outputs:
+        """Ends requests early; ids that are not known are ignored. Returns their last outputs."""
         outputs: Outputs = {}
         for request_id in request_ids:
             request = self.requests.get(request_id)
             if request is not None:
                 self._finish(request)
-                outputs.setdefault(request.source.client_index, []).append(final_output(request, reason))
+                last = final_output(request, reason, stop_reason=stop_reason)
+                outputs.setdefault(request.source.client_index, []).append(last)
         return outputs
 
     def has_requests(self) -> bool:
@@ -205,13 +208,17 @@ class Scheduler:
         """Tokens for requests that run. Where the budget ends early, the next step starts with those left out."""
         order = self.running[self._first_to_serve :] + self.running[: self._first_to_serve]
         self._first_to_serve = 0
+        leave: dict[str, int] = {}
+        if self.waiting.mixed:
+            first = self.waiting.most_urgent if self.waiting else None
+            leave = in_order_of_urgency(order, first, plan.budget.left)
         for request in order:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one that came before it in this step
             wanted = request.num_tokens - request.num_computed_tokens
             if wanted == 0:
                 continue  # its next token is not known yet
-            count = plan.budget.share(wanted)
+            count = plan.budget.share(wanted, leave=leave.get(request.request_id, 0))
             if count == 0:
                 self._first_to_serve = self.running.index(request)
                 break

@@ -20,6 +20,26 @@ def least_urgent(running: Sequence[Request]) -> Request:
     return max(reversed(running), key=lambda request: request.rank.urgency)
 
 
+def in_order_of_urgency(running: list[Request], most_urgent_waiting: int | None, max_num_tokens: int) -> dict[str, int]:
+    """Sorts `running` for a step of `max_num_tokens` tokens; returns by request id how many each must leave for others.
+
+    One for each request behind it, so that everybody goes on; and half of all tokens where one that is more urgent
+    waits, so that long prompts of others do not keep it from its first. Nothing where all are equally urgent, or the
+    step cannot serve everybody anyway.
+    """
+    least = max((request.rank.urgency for request in running), default=0)
+    first = min((request.rank.urgency for request in running), default=0)
+    first = first if most_urgent_waiting is None else min(first, most_urgent_waiting)
+    if first == least or max_num_tokens < len(running):
+        return {}
+    running.sort(key=lambda request: request.rank.urgency)
+    leave = {}
+    for index, request in enumerate(running, 1):
+        waits = most_urgent_waiting is not None and most_urgent_waiting < request.rank.urgency
+        leave[request.request_id] = len(running) - index + (max_num_tokens // 2 if waits else 0)
+    return leave
+
+
 def displaceable(running: Sequence[Request], urgent: Request, step_id: int) -> list[Request]:
     """Those of `running` that `urgent` may displace in step `step_id`, least urgent first, newest first among equals.
 

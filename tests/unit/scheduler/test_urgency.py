@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -205,3 +206,40 @@ def test_an_urgent_request_without_chunks_displaces_only_where_its_prompt_then_f
     driven.scheduler.add_request(ask("whole step", [3] * 60, 4))
     driven.step()
     assert running(driven) == ["equal", "whole step"]
+
+
+def test_an_urgent_request_does_not_wait_for_the_long_prompts_of_low_ones() -> None:
+    driven = Driven(max_num_seqs=4, max_num_batched_tokens=16, num_blocks=400, max_model_len=512)
+    for n in range(4):
+        driven.scheduler.add_request(ask(f"low{n}", [n + 1] * 300, 4, priority=5))
+    for _ in range(3):
+        driven.step()
+    driven.scheduler.add_request(ask("urgent", [9] * 8, 3))
+    plan = driven.step()
+    assert plan.num_scheduled_tokens["urgent"] == 8 and len(driven.tokens("urgent")) == 1
+    driven.run()
+    assert all(driven.tokens(f"low{n}") == alone([n + 1] * 300, 4) for n in range(4))
+
+
+def test_a_long_urgent_prompt_leaves_one_token_to_each_of_the_others() -> None:
+    driven = Driven(max_num_seqs=3, max_num_batched_tokens=16, num_blocks=400, max_model_len=512)
+    driven.scheduler.add_request(ask("decodes", [1] * 4, 50, priority=5))
+    driven.step()
+    driven.scheduler.add_request(ask("reads", [2] * 300, 4, priority=5))
+    driven.step()
+    driven.scheduler.add_request(ask("urgent", [3] * 300, 4))
+    driven.step()
+    assert driven.step().num_scheduled_tokens == {"urgent": 14, "decodes": 1, "reads": 1}
+    assert driven.step().num_scheduled_tokens == {"urgent": 14, "decodes": 1, "reads": 1}
+
+
+def test_a_budget_below_the_number_of_requests_goes_round_whatever_their_urgency() -> None:
+    driven = Driven(max_num_seqs=4)
+    for n in range(4):
+        driven.scheduler.add_request(ask(f"r{n}", [n + 1], 100, priority=n))
+    driven.step()
+    driven.scheduler.limits = dataclasses.replace(driven.limits, max_num_batched_tokens=2)
+    for _ in range(40):
+        driven.step()
+    counts = [len(driven.tokens(f"r{n}")) for n in range(4)]
+    assert max(counts) - min(counts) <= 1
