@@ -114,9 +114,31 @@ class ServerConfig:
 
     host: str = setting("127.0.0.1", "address to listen on (vLLM listens on all interfaces by default)")
     port: int = setting(8000, "port to listen on; 0 takes a free one")
-    api_key: str | None = setting(None, "key that requests must bear (default: $EVENSONG_API_KEY)")
+    api_key: tuple[str, ...] = setting(
+        (), "key that requests must bear; several: repeated, or with commas (default: $EVENSONG_API_KEY)", metavar="KEY"
+    )
     metrics_no_auth: bool = setting(False, "leave /metrics open when a key is set")
     max_request_bytes: int = setting(16 * 1024 * 1024, "largest request body in bytes")
+    read_timeout: float = setting(
+        60.0, "seconds in which the headers of a request, and then its body, must have come; 0: no limit"
+    )
+    stall_timeout: float = setting(
+        10.0, "seconds without progress, though there is work, after which /health/progress is 503"
+    )
+    timeout_keep_alive: int = setting(5, "seconds that an idle connection is kept")
+    allowed_origins: tuple[str, ...] = setting(
+        (), "origins of web pages that may call (CORS), * for any; a JSON list, or with commas", metavar="ORIGINS"
+    )
+    allowed_methods: tuple[str, ...] = setting(("*",), "methods that such pages may use", metavar="METHODS")
+    allowed_headers: tuple[str, ...] = setting(("*",), "headers that such pages may send", metavar="HEADERS")
+    allow_credentials: bool = setting(False, "let such pages send cookies and other credentials")
+    ssl_certfile: str | None = setting(None, "certificate, with its chain, in PEM: serve HTTPS", metavar="FILE")
+    ssl_keyfile: str | None = setting(None, "its private key in PEM (default: in --ssl-certfile)", metavar="FILE")
+    ssl_ca_certs: str | None = setting(None, "certificates that vouch for clients', in PEM", metavar="FILE")
+    ssl_cert_reqs: int = setting(0, "clients' certificates: 0 not asked for, 1 checked if sent, 2 required")
+    root_path: str = setting("", "path under which a proxy shows this server", metavar="PATH")
+    disable_fastapi_docs: bool = setting(False, "no /docs and no /openapi.json")
+    access_log: bool = setting(False, "a log line for each request", "--access-log")
     max_n: int = setting(128, "most choices (n) that a request may ask for")
     shutdown_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM or Ctrl-C")
 

@@ -50,7 +50,11 @@ def test_every_field_has_a_flag_with_help() -> None:
         (("--num-kv-blocks-override", "9"), "num_kv_blocks_override", 9),
         (("--shutdown-timeout", "1.5"), "shutdown_timeout", 1.5),
         (("--dtype", "float32"), "dtype", "float32"),
-        (("--api-key", "k"), "api_key", "k"),
+        (("--api-key", "k"), "api_key", ("k",)),
+        (("--api-key", "k,l", "--api-key", "m"), "api_key", ("k", "l", "m")),
+        (("--allowed-origins", '["http://a", "http://b"]'), "allowed_origins", ("http://a", "http://b")),
+        (("--allowed-methods", "GET, POST"), "allowed_methods", ("GET", "POST")),
+        ((), "allowed_methods", ("*",)),
         (("some/folder",), "model", "some/folder"),
     ],
 )
