@@ -19,12 +19,13 @@ import msgspec
 from tqdm import tqdm
 
 from evensong.config.resolve import EngineArgs, resolve
-from evensong.config.sections import ENGINE_SECTIONS
+from evensong.config.sections import ENGINE_SECTIONS, ServerConfig
 from evensong.engine.async_llm import AsyncLLM
 from evensong.entrypoints.cli.flags import Parser, add_section_flags, section_values
 from evensong.entrypoints.http.app import create_app
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import ConfigError
+from evensong.utils.progress import ProgressPage
 
 FAILURE = 1
 URLS = ("/v1/chat/completions", "/v1/completions")
@@ -201,8 +202,8 @@ async def _run(settings: dict[str, Any], source: Path, output: BinaryIO, done: s
     """How many lines failed."""
     engine = AsyncLLM.from_engine_args(EngineArgs(**settings))
     try:
-        state = ServerState()
-        state.engine_config, state.engine = engine.config, engine
+        state = ServerState(engine.config, ServerConfig(), ProgressPage())
+        state.engine = engine
         # As over a socket: an error of the application is an answer with status 500, not an exception here.
         transport = httpx.ASGITransport(create_app(state), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None) as http:
