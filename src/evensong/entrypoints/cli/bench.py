@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
 def make_parser() -> Parser:
     """vLLM's flags for its throughput benchmark, and the engine's."""
     parser = Parser(prog="evensong bench throughput", description="Offline throughput of LLM.generate.")
-    parser.add_argument("--model", default="demo", help="a folder, a .gguf file, or demo")
+    parser.add_argument("--model", default="demo", help="a folder, a .gguf file, a name on the hub, or demo")
     parser.add_argument("--num-prompts", type=int, default=32, help="requests in the batch")
     parser.add_argument("--input-len", "--random-input-len", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--output-len", "--random-output-len", type=int, default=128, help="tokens of each output")
