@@ -22,7 +22,8 @@ def setting(default: Any, help: str, *flags: str, choices: tuple[str, ...] = (),
 class ModelConfig:
     """Which model runs, and in which numeric mode."""
 
-    model: str = setting("demo", "a folder, a .gguf file, or demo")
+    model: str = setting("demo", "a folder, a .gguf file, a name on the hub (org/name, org/name:Q4_K_M), or demo")
+    revision: str | None = setting(None, "branch, tag or commit of a model on the hub (default: main)")
     served_model_name: str | None = setting(None, "name in the API (default: MODEL as given)")
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = setting(
         "auto",

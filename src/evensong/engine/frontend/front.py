@@ -26,9 +26,13 @@ class ModelFiles:
     description: ModelDescription
 
 
-def load_model_files(config: EngineConfig) -> ModelFiles:
-    """Tokenizer and description of the configured model. Raises ConfigError."""
-    source = resolve_model(config.model.model, progress=False)
+def load_model_files(config: EngineConfig, *, fetched: bool = False) -> ModelFiles:
+    """Tokenizer and description of the configured model. Raises ConfigError.
+
+    Where no launcher has `fetched` the model this does, so that the caller's own stderr shows the progress; the core
+    then finds it.
+    """
+    source = resolve_model(config.model.model, revision=config.model.revision, progress=not fetched, fetched=fetched)
     return ModelFiles(load_tokenizer(source), load_model_description(source))
 
 

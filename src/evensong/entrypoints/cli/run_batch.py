@@ -163,7 +163,7 @@ def make_parser() -> Parser:
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, one JSON object a line")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers; replaced if it is there")
     parser.add_argument("--resume", action="store_true", help="keep the output's answers and do what is missing")
-    parser.add_argument("--model", default="demo", help="a folder, a .gguf file, or demo")
+    parser.add_argument("--model", default="demo", help="a folder, a .gguf file, a name on the hub, or demo")
     for section in ENGINE_SECTIONS.values():
         add_section_flags(parser, section, skip=("model",))
     return parser

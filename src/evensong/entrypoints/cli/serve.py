@@ -141,7 +141,7 @@ class Server:
         self._signals.interrupt = True
         if self._signals.count:
             raise Interrupted
-        resolve_model(self._config.model.model)
+        resolve_model(self._config.model.model, revision=self._config.model.revision)
         self._signals.interrupt = False
 
     def _await_ready(self) -> Resources | None:
