@@ -97,6 +97,8 @@ def _matches(value: Any, hint: Any) -> bool:
         return value is None
     if typing.get_origin(hint) is typing.Literal:
         return value in typing.get_args(hint)
+    if typing.get_origin(hint) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     if hint is bool:
         return isinstance(value, bool)
     if hint is int:
@@ -111,6 +113,8 @@ def _shown(hint: Any) -> str:
         return "none"
     if typing.get_origin(hint) is typing.Literal:
         return ", ".join(typing.get_args(hint))
+    if typing.get_origin(hint) is dict:
+        return "an object with text for keys"
     return str(getattr(hint, "__name__", hint))
 
 
