@@ -8,7 +8,7 @@ PORT ?= 8000
 ARGS ?=
 MINUTES ?= 5
 # make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
-.PHONY: setup serve chat test check bench soak clean
+.PHONY: setup serve chat test check bench soak trace clients clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,14 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --report soak-report.json $(ARGS)
+
+# Replays a trace with the prefix cache on and off; ARGS='--trace FILE --time-scale 2'
+trace: $(STAMP)
+	$(BIN)/python benchmarks/trace_replay.py --report trace-report.json $(ARGS)
+
+# An environment for each under build/clients; ARGS='--only openai,llm'
+clients: $(STAMP)
+	$(BIN)/python benchmarks/clients.py --report clients-report.json $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -17,7 +17,7 @@ import torch
 from evensong.kernels.dispatch import make_linear, ops_for
 from evensong.kernels.linear import RowProver
 from evensong.kernels.mode import NumericMode, numeric_mode
-from evensong.layers.attention.metadata import build_attention_metadata
+from evensong.layers.attention.metadata import AttentionMetadata, build_attention_metadata
 from evensong.models.base import CausalLM
 from evensong.models.loader import load_model
 from evensong.protocol.kv_spec import KVCacheConfig
@@ -103,21 +103,21 @@ class StepBench:
         positions = torch.arange(cached, cached + new, device=self._device).repeat(requests)
         token_ids = torch.randint(1, 1000, (requests * new,), device=self._device)
 
-        def metadata() -> object:
+        def metadata() -> list[AttentionMetadata]:
             return build_attention_metadata(
                 [new] * requests,
                 [cached] * requests,
-                list(blocks),
+                list(blocks[:, None]),
                 BLOCK_SIZE,
                 self._num_blocks * BLOCK_SIZE,
                 self._device,
             )
 
-        built = metadata()
-        hidden = self._model.forward(token_ids, positions, self._caches, built)[::new]
+        layers = metadata() * len(self._caches)
+        hidden = self._model.forward(token_ids, positions, self._caches, layers)[::new]
         result = {
             "metadata": best_ms(metadata, repeats),
-            "layers": best_ms(lambda: self._model.forward(token_ids, positions, self._caches, built), repeats),
+            "layers": best_ms(lambda: self._model.forward(token_ids, positions, self._caches, layers), repeats),
             "head": best_ms(lambda: self._model.compute_logits(hidden), repeats),
         }
         result["step"] = sum(result.values())

@@ -2,7 +2,7 @@
 
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["litellm==LITELLM"]
+# dependencies = ["litellm==1.110.2"]
 # ///
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import urllib.request
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
+
+litellm.suppress_debug_info = True
 
 url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 with urllib.request.urlopen(f"{url}/models") as response:

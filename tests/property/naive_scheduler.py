@@ -11,7 +11,9 @@ from evensong.scheduler.scheduler import MAX_STEPS_BEHIND_A_WRITER
 from evensong.testing.fake_executor import scripted_token
 
 NEW = 10**9
-Prefix = tuple[str | None, tuple[int, ...]]
+# Which layer group's keys of which tokens.
+Prefix = tuple[int, str | None, tuple[int, ...]]
+Windows = tuple[int | None, ...]
 
 
 @dataclass(eq=False)
@@ -44,8 +46,11 @@ class Job:
 
 
 class NaiveScheduler:
-    def __init__(self, limits: SchedulerLimits, num_blocks: int, block_size: int, caching: bool) -> None:
-        self.limits, self.size, self.caching = limits, block_size, caching
+    def __init__(
+        self, limits: SchedulerLimits, num_blocks: int, block_size: int, caching: bool, windows: Windows = (None,)
+    ) -> None:
+        self.limits, self.size, self.caching, self.windows = limits, block_size, caching, windows
+        self.longest_chunk = limits.max_num_batched_tokens
         self.free, self.refs = list(range(num_blocks)), [0] * num_blocks
         self.content: dict[int, Prefix] = {}
         self.waiting: list[Job] = []
@@ -71,6 +76,8 @@ class NaiveScheduler:
         self.started = set()
         self.step += 1
         self.left, preempted = self.limits.max_num_batched_tokens, False
+        for job in self.running:
+            self._give_back(job)
         order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
         for job in order:
             if job not in self.running:
@@ -103,7 +110,8 @@ class NaiveScheduler:
             ):
                 return
             hit = self._hit(job)
-            if job.patience < MAX_STEPS_BEHIND_A_WRITER and self._being_written(job, len(hit)):
+            cached = len(hit) // len(self.windows)
+            if job.patience < MAX_STEPS_BEHIND_A_WRITER and self._being_written(job, cached):
                 job.patience += 1
                 behind += 1
                 continue
@@ -122,7 +130,7 @@ class NaiveScheduler:
                     return
 
     def _begin(self, job: Job, hit: list[int], plan: dict[str, int], aged: Job | None) -> bool:
-        count = self._share(len(job.tokens) - len(hit) * self.size, self.left)
+        count = self._share(len(job.tokens) - self._cached(hit), self.left)
         if count == 0:
             return False
         first = self.waiting[0].urgency
@@ -161,11 +169,11 @@ class NaiveScheduler:
         return sorted(victims, key=lambda other: -other.urgency)
 
     def _worth_it(self, job: Job, hit: list[int], victims: list[Job], plan: dict[str, int]) -> bool:
-        held = [block for other in self.running if other not in victims for block in other.table]
-        blocks = len(set(range(len(self.refs))) - set(held) - set(hit))
+        held = {block for other in self.running if other not in victims for block in other.table if block >= 0}
+        taken = [block for block in hit if block >= 0 and block not in held]
         left = self.left + sum(plan.get(victim.source.request_id, 0) for victim in victims)
-        fits = -(-len(job.tokens) // self.size) - len(hit) <= blocks
-        return fits and self._share(len(job.tokens) - len(hit) * self.size, left) > 0
+        fits = self._at_once(job, hit, taken) <= len(self.refs) - len(held)
+        return fits and self._share(len(job.tokens) - self._cached(hit), left) > 0
 
     def _preempt(self, victim: Job, plan: dict[str, int]) -> None:
         self.left += plan.pop(victim.source.request_id, 0)
@@ -189,9 +197,11 @@ class NaiveScheduler:
         for request_id in sorted(jobs, key=lambda one: (one not in self.started, list(plan).index(one))):
             job = jobs[request_id]
             while self.caching and (job.published + 1) * self.size <= job.computed:
-                prefix = self._prefix(job, job.published + 1)
-                if job.table[job.published] not in self.content and prefix not in self.content.values():
-                    self.content[job.table[job.published]] = prefix
+                for group in range(len(self.windows)):
+                    block = job.table[job.published * len(self.windows) + group]
+                    prefix = self._prefix(job, job.published + 1, group)
+                    if block not in self.content and prefix not in self.content.values():
+                        self.content[block] = prefix
                 job.published += 1
         sampled: dict[str, int] = {}
         for request_id in plan:
@@ -208,17 +218,25 @@ class NaiveScheduler:
             return wanted if wanted <= left else 0
         return min(wanted, left, self.limits.long_prefill_token_threshold or wanted)
 
-    def _prefix(self, job: Job, num_blocks: int) -> Prefix:
-        return job.source.cache_salt, tuple(job.tokens[: num_blocks * self.size])
+    def _prefix(self, job: Job, num_blocks: int, group: int = 0) -> Prefix:
+        return group, job.source.cache_salt, tuple(job.tokens[: num_blocks * self.size])
+
+    def _needs(self, window: int | None, index: int, computed: int) -> bool:
+        """Whether the token after `computed` ones, or a later one, sees a token of the block."""
+        return window is None or (index + 1) * self.size - 1 > computed - window
 
     def _hit(self, job: Job) -> list[int]:
-        found: list[int] = []
-        for count in range(1, 1 if job.scored < job.to_score else (len(job.tokens) - 1) // self.size + 1):
-            same = [block for block, prefix in self.content.items() if prefix == self._prefix(job, count)]
-            if not same:
-                break
-            found += same
-        return found
+        places = {prefix: block for block, prefix in self.content.items()}
+        may_read = self.caching and job.scored >= job.to_score
+        for count in range((len(job.tokens) - 1) // self.size if may_read else 0, 0, -1):
+            found = [
+                places.get(self._prefix(job, index + 1, group)) if self._needs(window, index, count * self.size) else -1
+                for index in range(count)
+                for group, window in enumerate(self.windows)
+            ]
+            if None not in found:
+                return [block for block in found if block is not None]
+        return []
 
     def _being_written(self, job: Job, num_hit: int) -> bool:
         wanted = self._prefix(job, num_hit + 1)
@@ -234,22 +252,45 @@ class NaiveScheduler:
             )
         )
 
+    def _most(self, window: int | None) -> int:
+        """Blocks of the longest span that one step can see, wherever it starts in a block."""
+        if window is None:
+            return 10**9
+        span = window - 1 + self.longest_chunk
+        return max((start + span - 1) // self.size + 1 for start in range(self.size))
+
+    def _cached(self, hit: list[int]) -> int:
+        """Tokens of a hit."""
+        return len(hit) // len(self.windows) * self.size
+
+    def _at_once(self, job: Job, hit: list[int], taken: list[int]) -> int:
+        """Free blocks that the job takes at most at once; `taken`: those of the hit that nobody else holds."""
+        groups = len(self.windows)
+        rest = -(-len(job.tokens) // self.size) - len(hit) // groups
+        return sum(
+            min(rest + len(set(hit[group::groups]) & set(taken)), self._most(window))
+            for group, window in enumerate(self.windows)
+        )
+
     def _start(self, job: Job, hit: list[int], count: int) -> bool:
-        taken = [block for block in hit if self.refs[block] == 0]
-        if -(-len(job.tokens) // self.size) - len(hit) + len(taken) > len(self.free):
+        groups, cached = len(self.windows), len(hit) // len(self.windows)
+        taken = [block for block in hit if block >= 0 and self.refs[block] == 0]
+        now = (-(-(cached * self.size + count) // self.size) - cached) * groups + len(taken)
+        if max(now, self._at_once(job, hit, taken)) > len(self.free):
             return False
         for block in taken:
             self.free.remove(block)
         for block in hit:
-            self.refs[block] += 1
-        job.table, job.published, job.computed = list(hit), len(hit), len(hit) * self.size
+            if block >= 0:
+                self.refs[block] += 1
+        job.table, job.published, job.computed = list(hit), cached, cached * self.size
         self.waiting.remove(job)
         job.first_step = self.step
         self.running.append(job)
         return self._grow(job, job.computed + count)
 
     def _grow(self, job: Job, num_tokens: int) -> bool:
-        need = -(-num_tokens // self.size) - len(job.table)
+        need = -(-num_tokens // self.size) * len(self.windows) - len(job.table)
         if need > len(self.free):
             return False
         for _ in range(need):
@@ -259,11 +300,28 @@ class NaiveScheduler:
             job.table.append(block)
         return True
 
-    def _stop(self, job: Job) -> None:
-        self.turn -= self.running.index(job) < self.turn
-        self.running.remove(job)
-        for block in reversed(job.table):
+    def _give_back(self, job: Job) -> None:
+        """Drops the blocks that no token to come sees; of one window after the other, the last block first."""
+        for window in dict.fromkeys(self.windows):
+            places = [
+                place
+                for place, block in enumerate(job.table)
+                if block >= 0
+                and self.windows[place % len(self.windows)] == window
+                and not self._needs(window, place // len(self.windows), job.computed)
+            ]
+            self._drop([job.table[place] for place in places])
+            for place in places:
+                job.table[place] = -1
+
+    def _drop(self, blocks: list[int]) -> None:
+        for block in reversed(blocks):
             self.refs[block] -= 1
             if self.refs[block] == 0:
                 self.free.append(block)
+
+    def _stop(self, job: Job) -> None:
+        self.turn -= self.running.index(job) < self.turn
+        self.running.remove(job)
+        self._drop([block for block in job.table if block >= 0])
         job.table, job.published = [], 0

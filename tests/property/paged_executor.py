@@ -15,18 +15,20 @@ class PagedExecutor(FakeExecutor):
 
     def _advance(self, plan: SchedulerOutput) -> None:
         assert self.kv_cache is not None
-        size = self.kv_cache.block_size
+        size, num_groups = self.kv_cache.block_size, len(self.kv_cache.groups)
         written: dict[int, int] = {}
         for request_id, count in plan.num_scheduled_tokens.items():
             slot = self._slots[request_id]
-            state = 0
-            for position, token_id in enumerate(slot.token_ids[: slot.num_computed + count]):
-                state = hash((state, token_id, position))
-                place = slot.block_ids[position // size] * size + position % size
-                if position < slot.num_computed:
-                    assert self.places.get(place) == state, f"{request_id} reads another's KV at {position}"
-                else:
-                    assert place not in written, f"{request_id} writes where another writes"
-                    written[place] = state
+            for group, spec in enumerate(self.kv_cache.groups):
+                seen = 0 if spec.window is None else slot.num_computed - spec.window + 1
+                state = group
+                for position, token_id in enumerate(slot.token_ids[: slot.num_computed + count]):
+                    state = hash((state, token_id, position))
+                    place = slot.block_ids[position // size * num_groups + group] * size + position % size
+                    if seen <= position < slot.num_computed:
+                        assert self.places.get(place) == state, f"{request_id} reads another's KV at {position}"
+                    elif position >= slot.num_computed:
+                        assert place not in written, f"{request_id} writes where another writes"
+                        written[place] = state
         self.places.update(written)
         super()._advance(plan)

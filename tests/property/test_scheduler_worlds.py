@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evensong.kvcache.layout import KVLayout
 from evensong.protocol.output import FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.scheduler import queue, urgency
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.testing.fake_executor import VOCAB_SIZE, scripted_token
+from tests.property.naive_scheduler import Windows
 from tests.property.world import World, solo
 
 Operation = tuple[str, Any]
@@ -108,12 +112,16 @@ def play(world: World, operations: list[Operation]) -> None:
     world.finish()
 
 
-@settings(max_examples=250, deadline=None)
+WINDOWS = st.sampled_from([(None,), (None,), (1,), (7,), (None, 5), (3, None, 3), (None, 4, 9, 4), (2, 6)])
+
+
+@settings(max_examples=350, deadline=None)
 @given(
     limits(),
     st.integers(2, 24),
     st.sampled_from([1, 2, 4]),
     st.sampled_from([True, True, False]),
+    WINDOWS,
     # Steps until age counts, and between two displacements: as they are, or so few that a small world gets there.
     st.sampled_from([(64, 64), (3, 2), (2, 9)]),
     OPERATIONS,
@@ -123,6 +131,7 @@ def test_any_world_agrees_with_the_naive_model_and_with_solo_runs(
     num_blocks: int,
     block_size: int,
     caching: bool,
+    windows: Windows,
     patience: tuple[int, int],
     operations: list[Operation],
 ) -> None:
@@ -130,11 +139,37 @@ def test_any_world_agrees_with_the_naive_model_and_with_solo_runs(
         mock.patch.object(queue, "AGE_STEPS", patience[0]),
         mock.patch.object(urgency, "STEPS_BETWEEN_DISPLACEMENTS", patience[1]),
     ):
-        world = World(limits, num_blocks, block_size, caching=caching)
+        world = World(limits, num_blocks * len(windows), block_size, caching=caching, windows=windows)
         try:
             play(world, operations)
         finally:
             world.close()
+
+
+@pytest.mark.parametrize("windows", [(None,), (5,), (None, 6), (9, None, 9), (3, None, 12, 3)], ids=str)
+def test_crowded_worlds(windows: Windows) -> None:
+    """Requests that come while others run, on prefixes that half of them share, in a pool that is too small for all."""
+    preemptions = hits = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        limits = SchedulerLimits(max_num_seqs=5, max_num_batched_tokens=rng.choice([3, 8, 20]), max_model_len=60)
+        layout = KVLayout(rng.choice([2, 4]), windows, limits.max_num_batched_tokens)
+        world = World(limits, layout.peak_blocks(59) + rng.randrange(3), layout.block_size, windows=windows)
+        operations: list[Operation] = []
+        for _ in range(30):
+            kind = {"family": rng.randrange(2), "length": rng.randint(1, 35), "own": rng.randrange(3), "client": 0}
+            kind |= {"max_tokens": rng.randint(1, 20), "min_tokens": 0, "stops": False, "salt": None, "resumed": 0}
+            kind |= {"prompt_logprobs": None, "priority": rng.choice([0, 0, 0, 3])}
+            operations += [("add", kind), ("step", rng.randrange(8))]
+            if rng.random() < 0.1:
+                operations.append(("abort while it runs", rng.randrange(30)))
+        try:
+            play(world, operations)
+        finally:
+            world.close()
+        preemptions += world.stats.num_preemptions
+        hits += world.stats.prefix_cache_hits
+    assert preemptions > 10 and hits > 500
 
 
 def test_the_worlds_reach_what_they_are_for() -> None:

@@ -6,14 +6,15 @@ import dataclasses
 
 from evensong.kvcache.manager import KVCacheManager
 from evensong.protocol.errors import RequestError
-from evensong.protocol.kv_spec import KVCacheConfig
+from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup
 from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
+from evensong.protocol.stats import SchedulerStats
 from evensong.scheduler import urgency
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import Scheduler
 from evensong.testing.fake_executor import scripted_token
-from tests.property.naive_scheduler import Job, NaiveScheduler
+from tests.property.naive_scheduler import Job, NaiveScheduler, Windows
 from tests.property.paged_executor import PagedExecutor
 
 
@@ -30,19 +31,33 @@ class World:
     """A scheduler with its executor, the naive model, and everything that was ever answered."""
 
     def __init__(
-        self, limits: SchedulerLimits, num_blocks: int = 64, block_size: int = 4, *, caching: bool = True
+        self,
+        limits: SchedulerLimits,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        *,
+        caching: bool = True,
+        windows: Windows = (None,),
     ) -> None:
         self.limits = limits
-        kv_cache = KVCacheManager(num_blocks, block_size, fingerprint="f", enable_prefix_caching=caching)
+        kv_cache = KVCacheManager(
+            num_blocks,
+            block_size,
+            fingerprint="f",
+            enable_prefix_caching=caching,
+            windows=windows,
+            max_step_tokens=limits.max_num_batched_tokens,
+        )
         self.scheduler = Scheduler(limits, kv_cache, check=True)
-        self.naive = NaiveScheduler(limits, num_blocks, block_size, caching)
+        self.naive = NaiveScheduler(limits, num_blocks, block_size, caching, windows)
         self.executor = PagedExecutor()
-        self.executor.initialize_from_config(KVCacheConfig(num_blocks, block_size), limits.max_model_len)
+        groups = tuple(LayerGroup(window) for window in windows)
+        self.executor.initialize_from_config(KVCacheConfig(num_blocks, block_size, groups), limits.max_model_len)
         self.sources: dict[str, EngineCoreRequest] = {}
         self.tokens: dict[str, list[int]] = {}
         self.scored: dict[str, list[int]] = {}
         self.finished: dict[str, FinishReason] = {}
-        self.num_preemptions = 0
+        self.stats = SchedulerStats()
         self.num_steps = 0
         self.num_displacements = 0
         self.num_turns_by_age = 0
@@ -90,8 +105,9 @@ class World:
         self.compare()
 
     def set_budget(self, max_num_batched_tokens: int) -> None:
-        """From the next step on a step holds this many tokens, in both."""
-        self.limits = dataclasses.replace(self.limits, max_num_batched_tokens=max_num_batched_tokens)
+        """From the next step on a step holds this many tokens, but no more than windows count with, in both."""
+        budget = min(max_num_batched_tokens, self.naive.longest_chunk)
+        self.limits = dataclasses.replace(self.limits, max_num_batched_tokens=budget)
         self.scheduler.limits = self.naive.limits = self.limits
 
     def compare(self) -> None:
@@ -119,7 +135,7 @@ class World:
                 wanted = source.prompt_token_ids if source.params.prompt_logprobs is not None else []
                 assert self.scored[request_id] == (wanted or source.prompt_token_ids[:1])
         assert self.scheduler.check_kv_cache()["owned"] == 0
-        self.num_preemptions += self.scheduler.make_stats().num_preemptions
+        self.stats = self.scheduler.make_stats()
 
     def close(self) -> None:
         """Ends the executor's thread."""

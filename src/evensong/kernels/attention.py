@@ -3,7 +3,11 @@
 A query reduces over its keys in tiles of `TILE_KEYS`, anchored at position 0 of its sequence and independent of the
 block size; the tiles' partial results are merged in order, weighted by their log-sum-exp (Dao et al., FlashAttention,
 2022). Keys and values are read as stored in the cache, also those of the same step. Where a tile reaches beyond the
-sequence the index points at a row of zeros that nobody writes, so whatever stale memory holds cannot be read at all.
+sequence, or before its window, the index points at a row of zeros that nobody writes, so whatever stale memory holds
+cannot be read at all.
+
+A layer with a window leaves out the tiles before it. Queries that are computed together may begin to see in different
+tiles: one that sees nothing in a tile takes exactly nothing from it, so visiting the tile or not gives the same result.
 
 Each matrix product has one fixed shape: a segment's query rows by `TILE_KEYS` keys. Single-token queries may use fewer
 rows, and the library's fused kernel may compute the tiles, where start-up proved that this keeps the bits
@@ -39,8 +43,8 @@ class AttentionChunk:
     """Some segments of a step: up to `segment_tokens` queries each, and the key tiles that they read.
 
     S segments, those with most tiles first; P pairs of a segment and a key tile: all first tiles, then the second ones
-    of the segments that have one, and so on; Q tokens in a segment. A segment's queries stand in one tile, so each of
-    them sees a key in every tile that it is paired with.
+    of the segments that have one, and so on; Q tokens in a segment. A segment's queries stand in one tile, so without a
+    window each of them sees a key in every tile that it is paired with; `blind` names those that do not.
     """
 
     query_rows: torch.Tensor  # [S * Q] int64, rows of the step's tokens; padding repeats a row
@@ -49,6 +53,7 @@ class AttentionChunk:
     pair_segments: torch.Tensor  # [P] int64
     key_slots: torch.Tensor  # [P * TILE_KEYS] int64, rows of the cache
     bias: torch.Tensor  # [P, Q, TILE_KEYS] float32, -inf where a query must not see a key, else 0
+    blind: torch.Tensor | None  # [P, Q] bool, queries that see nothing in the tile; None where all see something
     tile_sizes: tuple[int, ...]  # for tile t: the number of segments that have one, so S at first; together P
     segment_tokens: int
     whole: bool  # the queries are the step's tokens, all of them, in order
@@ -69,17 +74,22 @@ class AttentionPlan:
 
 
 def attention(
-    query: torch.Tensor, cache: torch.Tensor, chunks: Sequence[AttentionChunk], num_kv_heads: int, plan: AttentionPlan
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    chunks: Sequence[AttentionChunk],
+    num_kv_heads: int,
+    plan: AttentionPlan,
+    scale: float,
 ) -> torch.Tensor:
     """query [num_tokens, num_heads, head_dim], cache [num_slots + 1, 2 * num_kv_heads * head_dim] -> like query.
 
-    The last row of the cache is all zeros.
+    The last row of the cache is all zeros. `scale` multiplies the scores.
     """
     if len(chunks) == 1 and chunks[0].whole:
-        return _attend(query, cache, chunks[0], num_kv_heads, plan)
+        return _attend(query, cache, chunks[0], num_kv_heads, plan, scale)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for chunk in chunks:
-        result = _attend(query.index_select(0, chunk.query_rows), cache, chunk, num_kv_heads, plan)
+        result = _attend(query.index_select(0, chunk.query_rows), cache, chunk, num_kv_heads, plan, scale)
         if result.shape[0] > chunk.output_rows.shape[0]:
             result = result.index_select(0, chunk.output_rows)
         output.index_copy_(0, chunk.target_rows, result)
@@ -87,7 +97,12 @@ def attention(
 
 
 def _attend(
-    query: torch.Tensor, cache: torch.Tensor, chunk: AttentionChunk, num_kv_heads: int, plan: AttentionPlan
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    chunk: AttentionChunk,
+    num_kv_heads: int,
+    plan: AttentionPlan,
+    scale: float,
 ) -> torch.Tensor:
     """The chunk's queries, padding included: [S * Q, num_heads, head_dim], to the same shape."""
     num_heads, head_dim = query.shape[1:]
@@ -107,9 +122,14 @@ def _attend(
         q = q.index_select(0, chunk.pair_segments)
     stored = cache.index_select(0, chunk.key_slots).to(plan.dtype)
     kv = stored.view(pairs, TILE_KEYS, 2, num_kv_heads, head_dim).permute(2, 0, 3, 1, 4)
-    values, lse = plan.tiles(q, kv[0], kv[1], bias.expand(-1, 1, q.shape[2], TILE_KEYS), head_dim**-0.5)
+    values, lse = plan.tiles(q, kv[0], kv[1], bias.expand(-1, 1, q.shape[2], TILE_KEYS), scale)
     if pairs > segments:
-        values = _merge(values.float(), lse, chunk)
+        values = values.float()
+        if chunk.blind is not None:
+            blind = chunk.blind.repeat_interleave(group, 1).unsqueeze(1)
+            lse.masked_fill_(blind, -torch.inf)
+            values.masked_fill_(blind.unsqueeze(-1), 0.0)
+        values = _merge(values, lse, chunk)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     values = values[:, :, :rows].view(segments, num_kv_heads, tokens, group, head_dim).transpose(1, 2)
     output.view(segments, tokens, num_kv_heads, group, head_dim).copy_(values)

@@ -11,7 +11,7 @@ from evensong.kernels import torch_ops
 from evensong.kernels.attention import AttentionChunk, AttentionPlan, attention
 from evensong.kernels.linear import AnyRows, Linear, MakeLinear, PackedLinear, PlainLinear, RowProver
 
-Attention = Callable[[torch.Tensor, torch.Tensor, Sequence[AttentionChunk], int, AttentionPlan], torch.Tensor]
+Attention = Callable[[torch.Tensor, torch.Tensor, Sequence[AttentionChunk], int, AttentionPlan, float], torch.Tensor]
 
 
 @dataclass(frozen=True)

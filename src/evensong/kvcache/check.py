@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from evensong.kvcache.manager import KVCacheManager
+from evensong.protocol.kv_spec import NULL_BLOCK
+
+_NOTHING: Mapping[str, int] = {}
 
 
-def check(kv_cache: KVCacheManager) -> dict[str, int]:
-    """Proves that each block is free or owned and that reference counts match the tables.
+def check(kv_cache: KVCacheManager, num_computed_tokens: Mapping[str, int] = _NOTHING) -> dict[str, int]:
+    """Proves that each block is free or owned, that reference counts match the tables, and what tables lack.
 
-    Returns the counts of total, free, owned and cached blocks and of tables; raises AssertionError naming the first
-    violation.
+    `num_computed_tokens`, by request: no block is missing that one of its next tokens sees. Returns the counts of
+    total, free, owned and cached blocks and of tables; raises AssertionError naming the first violation.
     """
     pool = kv_cache.pool
-    held = Counter(block for table in kv_cache.tables.values() for block in table)
+    held: Counter[int] = Counter()
     for request_id, table in kv_cache.tables.items():
-        assert len(set(table)) == len(table), f"request {request_id} holds a block twice"
-        assert all(0 <= block < pool.num_blocks for block in table), f"request {request_id} holds a block of no pool"
+        blocks = [block for block in table if block != NULL_BLOCK]
+        assert len(set(blocks)) == len(blocks), f"request {request_id} holds a block twice"
+        assert all(0 <= block < pool.num_blocks for block in blocks), f"request {request_id} holds a block of no pool"
+        _check_columns(kv_cache, request_id, num_computed_tokens.get(request_id))
+        held.update(blocks)
     for block in range(pool.num_blocks):
         assert pool.ref_counts[block] == held[block], (
             f"block {block} has {pool.ref_counts[block]} references, tables hold it {held[block]} times"
@@ -33,9 +40,11 @@ def check(kv_cache: KVCacheManager) -> dict[str, int]:
         assert pool.hashes[block] == block_hash, f"hash map names block {block}, which holds another hash"
     assert len(pool.by_hash) == sum(1 for h in pool.hashes if h is not None), "a block's hash is not in the map"
     assert set(kv_cache._claims) == set(kv_cache._num_published) == set(kv_cache.tables), "claims without a table"
+    assert set(kv_cache._num_passed) == set(kv_cache.tables), "passed blocks without a table"
     for request_id, table in kv_cache.tables.items():
         published, claims = kv_cache._num_published[request_id], kv_cache._claims[request_id]
-        assert published <= len(table), f"request {request_id} published {published} of {len(table)} blocks"
+        rows = len(table) // kv_cache.num_groups
+        assert published <= rows, f"request {request_id} published {published} of {rows} blocks"
         assert kv_cache.enable_prefix_caching or not claims, f"request {request_id} claims blocks that none can find"
     claimed = Counter(block_hash for claims in kv_cache._claims.values() for block_hash in claims)
     assert claimed == kv_cache._writers, "the writers are not those who claim blocks"
@@ -46,3 +55,18 @@ def check(kv_cache: KVCacheManager) -> dict[str, int]:
         "cached": len(pool.by_hash),
         "tables": len(kv_cache.tables),
     }
+
+
+def _check_columns(kv_cache: KVCacheManager, request_id: str, computed: int | None) -> None:
+    """One group's blocks in a table: what is missing stands at the front, as far as its window has passed."""
+    table, layout = kv_cache.tables[request_id], kv_cache.layout
+    assert len(table) % kv_cache.num_groups == 0, f"request {request_id} lacks a block of one group"
+    for group, window in enumerate(layout.windows):
+        column = table[group :: kv_cache.num_groups]
+        missing = sum(1 for block in column if block == NULL_BLOCK)
+        passed = 0 if window is None else kv_cache._num_passed[request_id][window]
+        assert NULL_BLOCK not in column[missing:], f"request {request_id} has a gap in group {group}"
+        assert missing == passed, f"request {request_id} lacks {missing} blocks of group {group}, {passed} were passed"
+        if computed is not None:
+            assert missing <= layout.first_block(computed, window), f"request {request_id} lost a block that it sees"
+            assert len(column) >= layout.blocks_for(computed), f"request {request_id} lacks blocks for its tokens"

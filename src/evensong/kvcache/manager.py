@@ -1,5 +1,8 @@
 """KVCacheManager: block tables of requests, prefix hits, and what may be seen by whom.
 
+A request has one table: block by block in order of position, with those of all layer groups side by side. A group with
+a window gives back blocks that no token to come can see; NULL_BLOCK keeps their place.
+
 A block becomes visible to other requests only through `publish`, which the scheduler calls after the step that wrote
 it has run. Until then its hash stands in `_writers`, so that a request that needs it can wait instead of computing it
 a second time.
@@ -8,23 +11,45 @@ a second time.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from evensong.kvcache.block_pool import BlockPool
 from evensong.kvcache.hashing import extend_hashes, root_hash
+from evensong.kvcache.layout import KVLayout
+from evensong.protocol.kv_spec import NULL_BLOCK
 
 
 class KVCacheManager:
-    """Allocates, shares, publishes and frees the blocks of requests; the only writer of the pool."""
+    """Allocates, shares, publishes and frees the blocks of requests; the only writer of the pool.
+
+    `capacity`: the longest request, in tokens, that the pool can hold alone; None where any fits. `max_step_tokens` is
+    the most that a step computes of one request, which windows ask for.
+    """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, fingerprint: str, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        fingerprint: str,
+        enable_prefix_caching: bool = True,
+        windows: Sequence[int | None] = (None,),
+        max_step_tokens: int = 0,
     ) -> None:
         self.pool = BlockPool(num_blocks)
-        self.block_size = block_size
+        self.layout = KVLayout(block_size, tuple(windows), max_step_tokens)
+        self.capacity = self.layout.capacity(num_blocks)
         self.enable_prefix_caching = enable_prefix_caching
         self.tables: dict[str, list[int]] = {}
         self._fingerprint = fingerprint
+        # What tells one group's blocks from another's under a chain hash; the first group's need nothing.
+        self._suffixes = [group.to_bytes(2, "big") if group else b"" for group in range(len(windows))]
+        self._groups_by_window: dict[int, list[int]] = {}
+        for group, window in enumerate(windows):
+            if window is not None:
+                self._groups_by_window.setdefault(window, []).append(group)
+        # Of each request, by window: the blocks at the front of its table that its tokens have passed.
+        self._num_passed: dict[str, dict[int, int]] = {}
         # How many running requests have still to write a block, by its hash; usually one.
         self._writers: dict[bytes, int] = {}
         self._claims: dict[str, deque[bytes]] = {}
@@ -35,9 +60,19 @@ class KVCacheManager:
         """Share of blocks that requests hold, in [0, 1]."""
         return self.pool.num_owned / self.pool.num_blocks
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens take."""
-        return -(-num_tokens // self.block_size)
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.layout.block_size
+
+    @property
+    def num_groups(self) -> int:
+        """Layer groups, each with an entry in every row of a table."""
+        return len(self._suffixes)
+
+    def num_tokens_in(self, table: Sequence[int]) -> int:
+        """Tokens for which a table, or a hit, has blocks."""
+        return len(table) // self.num_groups * self.block_size
 
     def extend_hashes(self, hashes: list[bytes], token_ids: Sequence[int], cache_salt: str | None) -> None:
         """Brings a request's block hashes up to its tokens; nothing to do when prefix caching is off."""
@@ -46,18 +81,32 @@ class KVCacheManager:
             extend_hashes(hashes, root, token_ids, self.block_size)
 
     def lookup(self, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
-        """Visible blocks of the longest cached prefix that leaves at least one of `num_tokens` to compute."""
-        hit: list[int] = []
-        for block_hash in hashes[: max(num_tokens - 1, 0) // self.block_size]:
-            block = self.pool.by_hash.get(block_hash)
-            if block is None:
-                break
-            hit.append(block)
-        return hit
+        """The table of the longest cached prefix that leaves at least one of `num_tokens` to compute.
 
-    def awaits_writer(self, hashes: Sequence[bytes], num_hit: int, num_tokens: int) -> bool:
-        """True when the block after `num_hit` hits is being written by a running request right now."""
+        Groups that keep all have every block of it; groups with a window those that the next token's window reaches.
+        """
+        usable = hashes[: max(num_tokens - 1, 0) // self.block_size]
+        by_hash = self.pool.by_hash
+        if self._suffixes == [b""] and not self._groups_by_window:
+            hit: list[int] = []
+            for block_hash in usable:
+                block = by_hash.get(block_hash)
+                if block is None:
+                    break
+                hit.append(block)
+            return hit
+        length = self._longest_hit(usable)
+        firsts = [self.layout.first_block(length * self.block_size, window) for window in self.layout.windows]
+        return [
+            by_hash[usable[index] + suffix] if index >= first else NULL_BLOCK
+            for index in range(length)
+            for suffix, first in zip(self._suffixes, firsts, strict=True)
+        ]
+
+    def awaits_writer(self, hashes: Sequence[bytes], num_cached_tokens: int, num_tokens: int) -> bool:
+        """True when the block after a hit of `num_cached_tokens` is being written by a running request right now."""
         usable = min(len(hashes), max(num_tokens - 1, 0) // self.block_size)
+        num_hit = num_cached_tokens // self.block_size
         return num_hit < usable and hashes[num_hit] in self._writers
 
     def start(
@@ -68,37 +117,68 @@ class KVCacheManager:
         False, with nothing changed, where the free blocks would not do for that, or for `room_for` tokens.
         """
         assert request_id not in self.tables
-        num_revived = sum(1 for block in hit if self.pool.ref_counts[block] == 0)
-        if self.blocks_for(max(num_tokens, room_for)) - len(hit) + num_revived > self.pool.num_free:
+        num_hit = len(hit) // self.num_groups
+        missing = self.layout.blocks_for(num_tokens) * self.num_groups - len(hit)
+        revived = [self._num_free_in(hit[group :: self.num_groups]) for group in range(self.num_groups)]
+        rest = self.layout.blocks_for(max(num_tokens, room_for)) - num_hit
+        if max(missing + sum(revived), self._room(rest, revived)) > self.pool.num_free:
             return False
         # Shared first: a hit block that is free must not be taken for the new part.
-        self.pool.share(hit)
-        fresh = self.pool.allocate(self.blocks_for(num_tokens) - len(hit))
+        self.pool.share(block for block in hit if block != NULL_BLOCK)
+        fresh = self.pool.allocate(missing)
         assert fresh is not None
         self.tables[request_id] = hit + fresh
-        self._num_published[request_id] = len(hit)
+        self._num_passed[request_id] = {
+            window: self.layout.first_block(num_hit * self.block_size, window) for window in self._groups_by_window
+        }
+        self._num_published[request_id] = num_hit
         self._claims[request_id] = deque()
         self.claim(request_id, hashes)
         return True
 
     def would_fit(self, hit: list[int], num_tokens: int, *, without: Sequence[str]) -> bool:
         """Whether `start` had room for `num_tokens` tokens once the requests `without` gave up their tables."""
-        held = Counter(block for request_id in without for block in self.tables[request_id])
-        refs = self.pool.ref_counts
+        tables = (self.tables[request_id] for request_id in without)
+        held = Counter(block for table in tables for block in table if block != NULL_BLOCK)
+        refs, num_groups = self.pool.ref_counts, self.num_groups
         num_freed = sum(refs[block] == count for block, count in held.items())
-        num_revived = sum(refs[block] == held[block] for block in hit)
-        return self.blocks_for(num_tokens) - len(hit) + num_revived <= self.pool.num_free + num_freed
+        revived = [
+            sum(1 for block in hit[group::num_groups] if block != NULL_BLOCK and refs[block] == held[block])
+            for group in range(num_groups)
+        ]
+        rest = self.layout.blocks_for(num_tokens) - len(hit) // num_groups
+        return self._room(rest, revived) <= self.pool.num_free + num_freed
 
     def grow(self, request_id: str, num_tokens: int) -> list[int] | None:
         """New blocks so that the table covers `num_tokens`; None when there are not enough."""
         table = self.tables[request_id]
-        missing = self.blocks_for(num_tokens) - len(table)
+        missing = self.layout.blocks_for(num_tokens) * self.num_groups - len(table)
         if missing <= 0:
             return []
         fresh = self.pool.allocate(missing)
         if fresh is not None:
             table.extend(fresh)
         return fresh
+
+    def free_passed(self, num_computed_tokens: Iterable[tuple[str, int]]) -> None:
+        """Gives back each request's blocks before the windows of all its tokens that are still to be computed.
+
+        What was published stays findable until its blocks are reused. Steps run in order, so those that were planned
+        before may still read the blocks. Nothing to do, and nothing read, where no group has a window.
+        """
+        if not self._groups_by_window:
+            return
+        for request_id, computed in num_computed_tokens:
+            passed = self._num_passed[request_id]
+            for window, groups in self._groups_by_window.items():
+                first = self.layout.first_block(computed, window)
+                if first > passed[window]:
+                    table = self.tables[request_id]
+                    places = [i * self.num_groups + group for i in range(passed[window], first) for group in groups]
+                    self.pool.release([table[place] for place in places])
+                    for place in places:
+                        table[place] = NULL_BLOCK
+                    passed[window] = first
 
     def claim(self, request_id: str, hashes: Sequence[bytes]) -> None:
         """Names this request as a writer of those of its full blocks that it has still to write."""
@@ -108,21 +188,29 @@ class KVCacheManager:
             claims.append(block_hash)
 
     def publish(self, request_id: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
-        """Makes the full blocks of the first `num_computed_tokens` tokens, written by steps that ran, findable."""
+        """Makes the full blocks of the first `num_computed_tokens` tokens, written by steps that ran, findable.
+
+        Blocks that a later plan gave back before are passed over.
+        """
         if not self.enable_prefix_caching:
             return
         table = self.tables[request_id]
         claims = self._claims[request_id]
         done = min(num_computed_tokens // self.block_size, len(hashes))
         for index in range(self._num_published[request_id], done):
-            self.pool.publish(table[index], hashes[index])
+            for place, suffix in enumerate(self._suffixes, index * self.num_groups):
+                if table[place] != NULL_BLOCK:
+                    self.pool.publish(table[place], hashes[index] + suffix)
             if claims:
                 self._drop_claim(claims.popleft())
         self._num_published[request_id] = max(done, self._num_published[request_id])
 
     def free(self, request_id: str) -> None:
         """Gives up a request's table; what was published stays findable until its blocks are reused."""
-        self.pool.release(self.tables.pop(request_id))
+        table = self.tables.pop(request_id)
+        if self._num_passed.pop(request_id):
+            table = [block for block in table if block != NULL_BLOCK]
+        self.pool.release(table)
         for block_hash in self._claims.pop(request_id):
             self._drop_claim(block_hash)
         del self._num_published[request_id]
@@ -133,6 +221,42 @@ class KVCacheManager:
             return False
         self.pool.forget_all()
         return True
+
+    def _longest_hit(self, hashes: Sequence[bytes]) -> int:
+        """Blocks of the longest prefix for which every group has what it needs."""
+        by_hash, length = self.pool.by_hash, len(hashes)
+        for suffix, window in zip(self._suffixes, self.layout.windows, strict=True):
+            if window is None:
+                length = next((i for i in range(length) if hashes[i] + suffix not in by_hash), length)
+        # A block that a window misses ends the prefix before it: every longer one needs it too.
+        while (missing := self._last_missing(hashes, length)) is not None:
+            length = missing
+        return length
+
+    def _last_missing(self, hashes: Sequence[bytes], length: int) -> int | None:
+        """The last block that some window before `length` blocks reaches and that is not cached for its groups."""
+        by_hash = self.pool.by_hash
+        missing: int | None = None
+        for window, groups in self._groups_by_window.items():
+            for index in range(length - 1, self.layout.first_block(length * self.block_size, window) - 1, -1):
+                if missing is not None and index <= missing:
+                    break
+                if any(hashes[index] + self._suffixes[group] not in by_hash for group in groups):
+                    missing = index
+        return missing
+
+    def _num_free_in(self, blocks: Sequence[int]) -> int:
+        """How many of a hit's blocks nobody holds, so that sharing them takes them off the free list."""
+        return sum(1 for block in blocks if block != NULL_BLOCK and self.pool.ref_counts[block] == 0)
+
+    def _room(self, rest: int, revived: Sequence[int]) -> int:
+        """Free blocks that a request takes, at most at once, for `rest` blocks after a hit.
+
+        `revived`: by group, the blocks of the hit that were free; they come back when the window has passed them.
+        """
+        limits = [self.layout.most_blocks(window) for window in self.layout.windows]
+        needs = zip(limits, (rest + num_free for num_free in revived), strict=True)
+        return sum(need if limit is None else min(need, limit) for limit, need in needs)
 
     def _drop_claim(self, block_hash: bytes) -> None:
         left = self._writers[block_hash] - 1

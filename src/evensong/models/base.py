@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 
@@ -33,11 +34,12 @@ class CausalLM(ABC):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
     ) -> torch.Tensor:
         """Float32 hidden states [num_tokens, hidden_size] before the last norm; token_ids and positions [num_tokens].
 
         kv_caches: one [num_slots + 1, 2 * num_kv_heads * head_dim] a layer; the step's keys and values are written.
+        metadata: one a layer; layers that read the same blocks as far back share it.
         """
 
     @abstractmethod

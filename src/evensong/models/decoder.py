@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +56,8 @@ class DecoderModel(CausalLM):
         # Rounded as the table is: so it is trained.
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(build.mode.stored))
         plan = build.attention_plan(config.num_heads, config.num_kv_heads, config.head_dim)
-        self.shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, plan)
+        scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
+        self.shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, scale, plan)
         self._layers = [self.layer(f"model.layers.{i}", build) for i in range(config.num_layers)]
         self._norm = self.norm("model.norm", hidden, build)
         self._head: Linear = (
@@ -131,8 +133,8 @@ class DecoderModel(CausalLM):
         config, dtype = self.config, self._mode.kv
         name = str(dtype).removeprefix("torch.")
         return [
-            LayerKVSpec(layer, config.num_kv_heads, config.head_dim, name, dtype.itemsize)
-            for layer in range(config.num_layers)
+            LayerKVSpec(layer, config.num_kv_heads, config.head_dim, name, dtype.itemsize, window)
+            for layer, window in enumerate(config.layer_windows)
         ]
 
     def forward(
@@ -140,15 +142,15 @@ class DecoderModel(CausalLM):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_caches: list[torch.Tensor],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
     ) -> torch.Tensor:
         eps = self.config.rms_norm_eps
         x = self._ops.embedding(token_ids, self._embedding, torch.float32)
         if self._embedding_scale != 1:
             x.mul_(self._embedding_scale)
         cos_sin = {table: table.at(positions, self._mode.compute) for table in dict.fromkeys(self._rotary)}
-        for layer, table, cache in zip(self._layers, self._rotary, kv_caches, strict=True):
-            x = layer(x, eps, cos_sin[table], cache, metadata)
+        for layer, table, cache, places in zip(self._layers, self._rotary, kv_caches, metadata, strict=True):
+            x = layer(x, eps, cos_sin[table], cache, places)
         return x
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

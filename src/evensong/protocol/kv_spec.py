@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+# Stands in a block table where a layer group needs no block: the position lies before its window.
+NULL_BLOCK = -1
+
 
 class LayerKVSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What one attention layer keeps per token. `dtype` is the cache dtype's torch name, e.g. "bfloat16"."""
+    """What one attention layer keeps per token. `dtype` is the cache dtype's torch name, e.g. "bfloat16".
+
+    `window`: how many positions a query sees, its own included; None where it sees all before it.
+    """
 
     layer: int
     num_kv_heads: int
     head_dim: int
     dtype: str
     dtype_size: int
-    kind: str = "full"
+    window: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -21,11 +27,23 @@ class LayerKVSpec(msgspec.Struct, frozen=True, array_like=True):
         return 2 * self.num_kv_heads * self.head_dim * self.dtype_size
 
 
+class LayerGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Layers that share a request's block table; the i-th layers of all groups share cache tensor i.
+
+    Blocks that lie before the `window` of all tokens to come are given back; None keeps all. `layers` are indices into
+    the model's specs; none named means all of them.
+    """
+
+    window: int | None = None
+    layers: tuple[int, ...] = ()
+
+
 class KVCacheConfig(msgspec.Struct, frozen=True, array_like=True):
-    """The pool that every rank allocates: `num_blocks` blocks of `block_size` tokens in each layer."""
+    """The pool that every rank allocates: `num_blocks` blocks, each of `block_size` tokens of one layer group."""
 
     num_blocks: int
     block_size: int
+    groups: tuple[LayerGroup, ...] = (LayerGroup(),)
 
 
 class ModelLimits(msgspec.Struct, frozen=True, array_like=True):
@@ -54,3 +72,4 @@ class Resources(msgspec.Struct, frozen=True):
     supported_tasks: tuple[str, ...] = ("generate",)
     deterministic: bool = True
     phases: dict[str, float] = {}
+    layer_groups: tuple[LayerGroup, ...] = (LayerGroup(),)

@@ -11,8 +11,11 @@ from evensong.protocol.sampling_params import SamplingParams
 class NewRequestData(msgspec.Struct, array_like=True, gc=False):
     """A request that takes a slot this step: first scheduled, or back from preemption or another core.
 
-    `block_ids` holds every block allocated so far, in order of position. Of a prompt whose log-probabilities are asked
-    for, those of the tokens after the first, `prompt_logprobs_delivered` of them, are with the front end already.
+    `block_ids` is its block table so far: block by block in order of position, those of all layer groups side by side.
+    NULL_BLOCK stands where a group needs none.
+
+    Of a prompt whose log-probabilities are asked for, those of the tokens after the first, `prompt_logprobs_delivered`
+    of them are with the front end already.
     """
 
     request_id: str
@@ -26,7 +29,11 @@ class NewRequestData(msgspec.Struct, array_like=True, gc=False):
 
 
 class CachedRequestData(msgspec.Struct, array_like=True, gc=False):
-    """Requests that hold a slot already, as parallel lists: only what changed."""
+    """Requests that hold a slot already, as parallel lists: only what changed.
+
+    `new_block_ids` continue the block tables. Blocks that a request gave back are not named: nothing reads them, as
+    they lie before the window of every token that is still computed.
+    """
 
     request_ids: list[str] = []
     new_block_ids: list[list[int]] = []

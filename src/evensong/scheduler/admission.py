@@ -7,8 +7,11 @@ from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.request import Request
 
 
-def check_fits(request: Request, limits: SchedulerLimits, pool_tokens: int) -> None:
-    """Raises RequestError (400) with the figures for what can never run; `pool_tokens` is what the KV cache holds."""
+def check_fits(request: Request, limits: SchedulerLimits, pool_tokens: int | None) -> None:
+    """Raises RequestError (400) with the figures for what can never run.
+
+    `pool_tokens`: the longest request that the KV cache holds; None where any fits.
+    """
     source = request.source
     if not source.prompt_token_ids:
         raise RequestError("the prompt holds no token", param="prompt")
@@ -29,7 +32,7 @@ def check_fits(request: Request, limits: SchedulerLimits, pool_tokens: int) -> N
             )
     # The last token of an output is never computed, so it needs no place.
     most -= 1
-    if most > pool_tokens:
+    if pool_tokens is not None and most > pool_tokens:
         raise RequestError(
             f"the prompt ({request.num_prompt_tokens} tokens) with its output needs room for {most} tokens; "
             f"the whole KV cache holds {pool_tokens}",

@@ -79,7 +79,7 @@ class Scheduler:
         self._num_arrivals += 1
         request.rank.arrival, request.rank.waiting_since = self._num_arrivals, self._step_id
         self.waiting.append(request)
-        return Admission(request.request_id, source.attempt, len(hit) * self.kv_cache.block_size)
+        return Admission(request.request_id, source.attempt, self.kv_cache.num_tokens_in(hit))
 
     def finish_requests(self, request_ids: Iterable[str], reason: FinishReason) -> Outputs:
         """Ends requests before their time; ids that are not known are ignored. Returns their last outputs."""
@@ -110,6 +110,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """The plan of the next step."""
         plan = _Plan(self.limits)
+        self.kv_cache.free_passed((request.request_id, request.num_computed_tokens) for request in self.running)
         self._serve_running(plan)
         if not plan.preempted:
             self._serve_waiting(plan)
@@ -177,9 +178,9 @@ class Scheduler:
 
     def check_kv_cache(self) -> dict[str, int]:
         """Proves the KV cache's invariants and that exactly the running requests hold tables; returns the counts."""
-        counts = check(self.kv_cache)
-        running = {request.request_id for request in self.running}
-        assert set(self.kv_cache.tables) == running, "a table belongs to a request that does not run"
+        running = {request.request_id: request.num_computed_tokens for request in self.running}
+        counts = check(self.kv_cache, running)
+        assert set(self.kv_cache.tables) == set(running), "a table belongs to a request that does not run"
         return counts
 
     # ---- inside
@@ -188,7 +189,7 @@ class Scheduler:
         limits = self.limits
         if request.request_id in self.requests:
             raise RequestError(f"request id {request.request_id} is in use", status=409, param="request_id")
-        check_fits(request, limits, self.kv_cache.pool.num_blocks * self.kv_cache.block_size)
+        check_fits(request, limits, self.kv_cache.capacity)
         # Those that the next step can take do not count as queued, however quickly they came.
         free_slots = max(limits.max_num_seqs - len(self.running), 0)
         if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs + free_slots:
@@ -257,7 +258,7 @@ class Scheduler:
             if not free_slot and not by_age and not self._victims(request):
                 break
             hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
-            if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, len(hit)):
+            if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, hit):
                 request.steps_waited += 1
                 num_behind_writers += 1
             elif not (free_slot and self._start(request, hit, plan)) and not self._displace(request, hit, plan):
@@ -281,10 +282,11 @@ class Scheduler:
             return []
         return displaceable(self.running, request, self._step_id + 1)
 
-    def _awaits_writer(self, request: Request, num_hit: int) -> bool:
+    def _awaits_writer(self, request: Request, hit: list[int]) -> bool:
         """True when a running request computes the prefix that this one lacks: one as urgent, for the others wait."""
-        hashes = request.readable_hashes
-        if not self.kv_cache.awaits_writer(hashes, num_hit, request.num_tokens):
+        hashes, num_cached = request.readable_hashes, self.kv_cache.num_tokens_in(hit)
+        num_hit = num_cached // self.kv_cache.block_size
+        if not self.kv_cache.awaits_writer(hashes, num_cached, request.num_tokens):
             return False
         return any(
             other.rank.urgency <= request.rank.urgency
@@ -297,7 +299,7 @@ class Scheduler:
 
         One that was preempted would otherwise take the blocks that it just gave up, and lose them again.
         """
-        num_cached = len(hit) * self.kv_cache.block_size
+        num_cached = self.kv_cache.num_tokens_in(hit)
         count = plan.budget.share(request.num_tokens - num_cached)
         if count == 0 or not self.kv_cache.start(
             request.request_id, hit, request.block_hashes, num_cached + count, room_for=request.num_tokens
@@ -312,7 +314,7 @@ class Scheduler:
         tokens = sum(plan.scheduled.get(victim.request_id, 0) for victim in victims)
         if (
             not victims
-            or not plan.budget.share(request.num_tokens - len(hit) * self.kv_cache.block_size, more=tokens)
+            or not plan.budget.share(request.num_tokens - self.kv_cache.num_tokens_in(hit), more=tokens)
             or not self.kv_cache.would_fit(hit, request.num_tokens, without=[v.request_id for v in victims])
         ):
             return False

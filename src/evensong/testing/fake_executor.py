@@ -1,15 +1,15 @@
 """FakeExecutor: an executor without a model. The next token is a pure function of all tokens before it.
 
 It holds the core to the protocol: slots, block tables and computed counts must agree with the plans, or it fails. It
-keeps a KV cache of its own, in which a token's entry is a digest of all tokens up to it: a block that was freed too
-early, shared wrongly or never written is found when a request reads it.
+keeps a KV cache of its own, in which a token's entry is its layer group and a digest of all tokens up to it: a block
+that was freed too early, shared wrongly or never written is found when a request reads it.
 """
 
 from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +59,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.idle_pieces = 0
+        self.tick: Callable[[], object] = bool
         self.asleep: set[str] = set()
         self.forgot = False
 
@@ -71,7 +72,10 @@ class _Worker:
 
 
 class FakeExecutor(Executor):
-    """Scripted tokens; `step_seconds` per step; `fail_at_step` raises in that step, as a broken worker would."""
+    """Scripted tokens; `step_seconds` per step; `fail_at_step` raises in that step, as a broken worker would.
+
+    Its model has one layer for each entry of `windows`.
+    """
 
     def __init__(
         self,
@@ -80,25 +84,26 @@ class FakeExecutor(Executor):
         step_seconds: float = 0.0,
         fail_at_step: int | None = None,
         max_position_embeddings: int = 4096,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         self.next_token = next_token
         self.step_seconds = step_seconds
         self.fail_at_step = fail_at_step
         self.max_position_embeddings = max_position_embeddings
+        self.windows = tuple(windows)
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.worker = _Worker()
-        self._tick: Callable[[], object] = bool
         self.kv_cache: KVCacheConfig | None = None
         self._slots: dict[str, _Slot] = {}
-        self._memory: list[int | None] = []
+        self._memory: list[tuple[int, int] | None] = []
         self._plan: SchedulerOutput | None = None
         self._scores: dict[str, PromptScores] = {}
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._callbacks: list[FailureCallback] = []
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
-        return [LayerKVSpec(layer=0, num_kv_heads=1, head_dim=8, dtype="float32", dtype_size=4)]
+        return [LayerKVSpec(layer, 1, 8, "float32", 4, window) for layer, window in enumerate(self.windows)]
 
     def determine_available_memory(self) -> int:
         return 1 << 30
@@ -134,7 +139,7 @@ class FakeExecutor(Executor):
         return [call(*args)]
 
     def watch_progress(self, tick: Callable[[], None]) -> None:
-        self._tick = tick
+        self.worker.tick = tick
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
         self._callbacks.append(callback)
@@ -153,7 +158,7 @@ class FakeExecutor(Executor):
             self.worker.forgot = False
             self._memory = [None] * len(self._memory)
         self.num_steps += 1
-        self._tick()
+        self.worker.tick()
         if self.fail_at_step is not None and self.num_steps >= self.fail_at_step:
             raise RuntimeError(f"the fake worker fails at step {self.num_steps}, as told")
         if self.step_seconds:
@@ -185,12 +190,10 @@ class FakeExecutor(Executor):
             assert count > 0, f"{request_id} is scheduled for no token"
             start, end = slot.num_computed, slot.num_computed + count
             assert end <= len(slot.token_ids), f"{request_id} computes tokens that do not exist"
-            assert len(slot.block_ids) * self.kv_cache.block_size >= end, f"{request_id} lacks blocks"
-            assert all(0 <= block < self.kv_cache.num_blocks for block in slot.block_ids)
-            assert len(set(slot.block_ids)) == len(slot.block_ids), f"{request_id} holds a block twice"
+            rows = len(slot.block_ids) // len(self.kv_cache.groups)
+            assert rows * self.kv_cache.block_size >= end, f"{request_id} lacks blocks"
             slot.grow_digests()
-            for place, digest in zip(self._places(slot, start, end), slot.digests[start:end], strict=True):
-                self._memory[place] = digest
+            self._write(request_id, slot, start, end)
             if (scores := slot.score(start, end)) is not None:
                 self._scores[request_id] = scores
             slot.num_computed = end
@@ -198,17 +201,39 @@ class FakeExecutor(Executor):
             samples = slot.num_computed == len(slot.token_ids)
             assert samples == (request_id in plan.sampling_request_ids), f"{request_id}: sampling disagrees"
         # Attention reads after every row of the step has written.
-        for request_id in plan.num_scheduled_tokens:
-            slot = self._slots[request_id]
-            read = [self._memory[place] for place in self._places(slot, 0, slot.num_computed)]
-            assert read == slot.digests[: slot.num_computed], f"{request_id} reads keys that are not its own"
+        for request_id, count in plan.num_scheduled_tokens.items():
+            self._read(request_id, self._slots[request_id], self._slots[request_id].num_computed - count)
         self._plan = plan
 
-    def _places(self, slot: _Slot, start: int, end: int) -> list[int]:
-        """Where the tokens of positions start..end-1 lie in the cache."""
+    def _write(self, request_id: str, slot: _Slot, start: int, end: int) -> None:
+        """The tokens of positions start..end-1, in every group; the blocks that they and their windows need exist."""
         assert self.kv_cache is not None
-        size = self.kv_cache.block_size
-        return [slot.block_ids[position // size] * size + position % size for position in range(start, end)]
+        size, num_groups = self.kv_cache.block_size, len(self.kv_cache.groups)
+        needed: list[int] = []
+        for group, spec in enumerate(self.kv_cache.groups):
+            first = _first_seen(start, spec.window) // size
+            needed += slot.block_ids[group::num_groups][first : -(-end // size)]
+            for place, digest in zip(self._places(slot, group, start, end), slot.digests[start:end], strict=True):
+                self._memory[place] = (group, digest)
+        assert all(0 <= block < self.kv_cache.num_blocks for block in needed), (
+            f"{request_id} lacks a block that it sees"
+        )
+        assert len(set(needed)) == len(needed), f"{request_id} holds a block twice"
+
+    def _read(self, request_id: str, slot: _Slot, start: int) -> None:
+        """All that the queries from `start` on see, in every group."""
+        assert self.kv_cache is not None
+        for group, spec in enumerate(self.kv_cache.groups):
+            first, end = _first_seen(start, spec.window), slot.num_computed
+            read = [self._memory[place] for place in self._places(slot, group, first, end)]
+            expected = [(group, digest) for digest in slot.digests[first:end]]
+            assert read == expected, f"{request_id} reads keys that are not its own"
+
+    def _places(self, slot: _Slot, group: int, start: int, end: int) -> list[int]:
+        """Where a group's tokens of positions start..end-1 lie in the cache."""
+        assert self.kv_cache is not None
+        size, blocks = self.kv_cache.block_size, slot.block_ids[group :: len(self.kv_cache.groups)]
+        return [blocks[position // size] * size + position % size for position in range(start, end)]
 
     def _sample(self) -> ModelOutput:
         assert self._plan is not None, "sample_tokens without execute_model"
@@ -224,3 +249,8 @@ class FakeExecutor(Executor):
             logprobs.append([TokenLogprobs([token_id, token_id], [-0.5, -0.5], 1)] if wanted else None)
         scores, self._scores = self._scores, {}
         return ModelOutput(list(plan.sampling_request_ids), sampled, logprobs, prompt_scores=scores)
+
+
+def _first_seen(position: int, window: int | None) -> int:
+    """The first position that a query at `position` sees."""
+    return 0 if window is None else max(position - window + 1, 0)

@@ -17,8 +17,8 @@ Int64 = np.ndarray[Any, np.dtype[np.int64]]
 class Batch:
     """`token_ids` and `positions` are [num_tokens]; the rest is one entry a request, in the plan's order.
 
-    `sample_rows` are the rows, among num_tokens, whose next token is sampled, in the order of the plan's
-    sampling_request_ids.
+    `block_tables` are [num_groups, num_blocks]. `sample_rows` are the rows, among num_tokens, whose next token is
+    sampled, in the order of the plan's sampling_request_ids.
     """
 
     token_ids: Int64

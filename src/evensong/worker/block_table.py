@@ -11,22 +11,25 @@ import numpy as np
 class BlockTable:
     """Block ids; `ids` is a view of those that are set."""
 
-    def __init__(self, block_ids: Sequence[int]) -> None:
-        self._array = np.empty(max(16, 2 * len(block_ids)), dtype=np.int64)
+    def __init__(self, block_ids: Sequence[int], num_groups: int = 1) -> None:
+        self._array = np.empty((num_groups, max(16, 2 * len(block_ids) // num_groups)), dtype=np.int64)
         self._count = 0
         self.extend(block_ids)
 
     @property
     def ids(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The block ids so far."""
-        return self._array[: self._count]
+        """The block ids so far, [num_groups, num_blocks]."""
+        return self._array[:, : self._count]
 
     def extend(self, block_ids: Sequence[int]) -> None:
-        """Blocks for the next positions."""
-        end = self._count + len(block_ids)
-        if end > len(self._array):
-            grown = np.empty(2 * end, dtype=np.int64)
-            grown[: self._count] = self.ids
+        """Blocks for the next positions, those of all groups side by side."""
+        if not block_ids:
+            return
+        num_groups, capacity = self._array.shape
+        end = self._count + len(block_ids) // num_groups
+        if end > capacity:
+            grown = np.empty((num_groups, 2 * end), dtype=np.int64)
+            grown[:, : self._count] = self.ids
             self._array = grown
-        self._array[self._count : end] = block_ids
+        self._array[:, self._count : end] = np.array(block_ids, dtype=np.int64).reshape(-1, num_groups).T
         self._count = end

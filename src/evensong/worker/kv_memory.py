@@ -1,8 +1,9 @@
-"""KV cache memory: one tensor a layer, and the row of zeros that masked keys read."""
+"""KV cache memory: tensors that the layer groups share, and in each the row of zeros that masked keys read."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 from collections.abc import Iterator, Sequence
 
@@ -19,6 +20,8 @@ _POPULATE_WRITE = 23
 class KVMemory:
     """`caches`: one [num_slots + 1, 2 * num_kv_heads * head_dim] a layer; the last row is zero for ever.
 
+    The i-th layers of all layer groups have the same tensor: what a block belongs to is its group's business.
+
     Construction touches nothing, so that a start takes no longer with a large pool: pages are found as tokens are
     written, or ahead of that by `touch`. Stale contents are never read.
     """
@@ -27,13 +30,16 @@ class KVMemory:
         self, specs: Sequence[LayerKVSpec], kv_cache: KVCacheConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
         num_slots = kv_cache.num_blocks * kv_cache.block_size
-        self.caches: list[torch.Tensor] = []
         self._mappings: list[mmap.mmap] = []
         self._sizes: list[int] = []
-        for spec in specs:
+        groups = [group.layers or tuple(range(len(specs))) for group in kv_cache.groups]
+        by_layer: dict[int, torch.Tensor] = {}
+        for layers in itertools.zip_longest(*groups):
+            spec = next(specs[layer] for layer in layers if layer is not None)
             cache = self._empty(num_slots + 1, 2 * spec.num_kv_heads * spec.head_dim, dtype, device)
             cache[num_slots].zero_()
-            self.caches.append(cache)
+            by_layer.update({layer: cache for layer in layers if layer is not None})
+        self.caches = [by_layer[layer] for layer in range(len(specs))]
         self._untouched = self._pieces()
 
     def touch(self) -> bool:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from evensong.layers.attention.metadata import build_attention_metadata
 from evensong.models.base import CausalLM
+from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import PromptScores
 from evensong.protocol.step import ModelOutput, SchedulerOutput
 from evensong.sampling.sampler import sample_rows
 from evensong.worker.batch import Batch, build_batch
+from evensong.worker.layer_views import LayerViews
 from evensong.worker.prompt_scores import score_prompts
 from evensong.worker.slots import SlotTable
 
@@ -37,16 +38,17 @@ class Runner:
         self,
         model: CausalLM,
         kv_caches: list[torch.Tensor],
-        block_size: int,
+        kv_cache: KVCacheConfig,
         num_token_ids: int,
         device: torch.device,
     ) -> None:
         self._model: CausalLM | None = model
         self._kv_caches = kv_caches
-        self._block_size = block_size
+        self._block_size = kv_cache.block_size
+        self._views = LayerViews(model.kv_specs(), kv_cache)
         self._num_token_ids = num_token_ids
         self._device = device
-        self._slots = SlotTable()
+        self._slots = SlotTable(len(kv_cache.groups))
         self._plan: SchedulerOutput | None = None
         self._logits: torch.Tensor | None = None
         self._prompts: tuple[dict[str, PromptScores], dict[str, str]] = ({}, {})
@@ -102,8 +104,9 @@ class Runner:
     @torch.inference_mode()
     def warm_up(self, num_tokens: int) -> None:
         """A forward pass over one sequence of `num_tokens` tokens, in caches of its own: harmless at any time."""
-        blocks = np.arange(-(-num_tokens // self._block_size), dtype=np.int64)
-        num_slots = len(blocks) * self._block_size
+        num_blocks = -(-num_tokens // self._block_size)
+        blocks = np.arange(num_blocks, dtype=np.int64) + np.zeros((self._views.num_groups, 1), dtype=np.int64)
+        num_slots = num_blocks * self._block_size
         caches = [cache.new_zeros(num_slots + 1, cache.shape[1]) for cache in self._kv_caches]
         batch = Batch(
             token_ids=np.zeros(num_tokens, dtype=np.int64),
@@ -117,14 +120,7 @@ class Runner:
 
     def _forward(self, batch: Batch, kv_caches: list[torch.Tensor]) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] of the batch."""
-        metadata = build_attention_metadata(
-            batch.num_query_tokens,
-            batch.num_computed_tokens,
-            batch.block_tables,
-            self._block_size,
-            kv_caches[0].shape[0] - 1,
-            self._device,
-        )
+        metadata = self._views.metadata(batch, kv_caches[0].shape[0] - 1, self._device)
         token_ids = torch.from_numpy(batch.token_ids).to(self._device)
         positions = torch.from_numpy(batch.positions).to(self._device)
         return self._require_model().forward(token_ids, positions, kv_caches, metadata)

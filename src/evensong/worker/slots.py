@@ -27,10 +27,11 @@ class Slot:
         block_ids: Sequence[int],
         num_computed_tokens: int,
         prompt_logprobs_delivered: int = 0,
+        num_groups: int = 1,
     ) -> None:
         self.params = params
         self.eos_token_ids = list(eos_token_ids)
-        self.blocks = BlockTable(block_ids)
+        self.blocks = BlockTable(block_ids, num_groups)
         self.num_computed_tokens = num_computed_tokens
         self._num_prompt_tokens = len(prompt_token_ids)
         # Row i of the prompt gives the log-probability of token i + 1; the last one samples.
@@ -65,9 +66,10 @@ class Slot:
 
 
 class SlotTable:
-    """Slots by request id."""
+    """Slots by request id, each with a table of blocks in `num_groups` layer groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int = 1) -> None:
+        self._num_groups = num_groups
         self._slots: dict[str, Slot] = {}
 
     def __getitem__(self, request_id: str) -> Slot:
@@ -82,7 +84,7 @@ class SlotTable:
             # A request that was preempted before this rank saw it has no slot yet.
             self._slots.pop(request_id, None)
         for new in plan.new_requests:
-            self._slots[new.request_id] = _slot_of(new)
+            self._slots[new.request_id] = _slot_of(new, self._num_groups)
         cached = plan.cached_requests
         for request_id, blocks, computed in zip(
             cached.request_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -92,7 +94,7 @@ class SlotTable:
             slot.num_computed_tokens = computed
 
 
-def _slot_of(new: NewRequestData) -> Slot:
+def _slot_of(new: NewRequestData, num_groups: int) -> Slot:
     return Slot(
         prompt_token_ids=new.prompt_token_ids,
         output_token_ids=new.output_token_ids,
@@ -101,4 +103,5 @@ def _slot_of(new: NewRequestData) -> Slot:
         block_ids=new.block_ids,
         num_computed_tokens=new.num_computed_tokens,
         prompt_logprobs_delivered=new.prompt_logprobs_delivered,
+        num_groups=num_groups,
     )

@@ -86,7 +86,7 @@ class Worker:
         model.set_max_model_len(max_model_len)
         self._max_model_len = max_model_len
         self._memory = KVMemory(model.kv_specs(), kv_cache, self._mode.kv, self._device)
-        self._runner = Runner(model, self._memory.caches, kv_cache.block_size, self._num_token_ids, self._device)
+        self._runner = Runner(model, self._memory.caches, kv_cache, self._num_token_ids, self._device)
         self._runner.warm_up(1)
 
     def measure_token_rate(self) -> float:

@@ -52,15 +52,18 @@ class Cache:
             self.queries.append(queries.bfloat16().to(dtype))
         self.kv_heads = kv_heads
 
-    def attend(self, work: list[tuple[int, int, int]], plan: AttentionPlan) -> list[torch.Tensor]:
+    def attend(
+        self, work: list[tuple[int, int, int]], plan: AttentionPlan, window: int | None = None
+    ) -> list[torch.Tensor]:
         """Results for (sequence, first position, count), computed together."""
         counts = [count for _, _, count in work]
-        tables = [self.tables[index] for index, _, _ in work]
-        metadata = build_attention_metadata(
-            counts, [start for _, start, _ in work], tables, BLOCK_SIZE, self.num_slots, CPU
+        tables = [self.tables[index][None] for index, _, _ in work]
+        (metadata,) = build_attention_metadata(
+            counts, [start for _, start, _ in work], tables, BLOCK_SIZE, self.num_slots, CPU, window
         )
         query = torch.cat([self.queries[index][start : start + count] for index, start, count in work])
-        return list(attention(query, self.rows, metadata.chunks, self.kv_heads, plan).split(counts))
+        scale = query.shape[-1] ** -0.5
+        return list(attention(query, self.rows, metadata.chunks, self.kv_heads, plan, scale).split(counts))
 
 
 def plan_for(shape: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> AttentionPlan:
@@ -110,6 +113,47 @@ def test_one_by_one_and_together(shape: tuple[int, int, int], dtype: torch.dtype
             assert torch.equal(result, whole[index][start : start + count]), work
     with one_thread():
         assert torch.equal(cache.attend([(0, 250, 1)], plan)[0], whole[0][250:251])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [1, 5, 16, 100, 128, 200])
+def test_a_window_against_the_oracle(shape: tuple[int, int, int], window: int) -> None:
+    cache = Cache([400], shape)
+    for plan in (plan_for(shape), AttentionPlan(shape[0] // shape[1], plain_tiles)):
+        (result,) = cache.attend([(0, 0, 400)], plan, window)
+        for position in (0, window - 1, window, 130, 255, 256, 399):
+            seen = slice(max(position - window + 1, 0), position + 1)
+            expected = reference.attention(cache.queries[0][position], cache.keys[0][seen], cache.values[0][seen])
+            torch.testing.assert_close(result[position], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 40, 128, 150])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (4, 1, 256)])
+def test_a_window_one_by_one_together_and_after_its_past_is_gone(
+    shape: tuple[int, int, int], window: int, dtype: torch.dtype
+) -> None:
+    """Segments whose queries begin to see in different tiles; tiles visited for the sake of others; freed memory."""
+    lengths = [420, 300]
+    cache, plan = Cache(lengths, shape, dtype), plan_for(shape, dtype)
+    whole = [cache.attend([(i, 0, length)], plan, window)[0] for i, length in enumerate(lengths)]
+    assert all(result.isfinite().all() for result in whole)
+    rng = np.random.default_rng(window)
+    for _ in range(25):
+        work = []
+        for index in rng.permutation(2)[: rng.integers(1, 3)]:
+            start = int(rng.integers(0, lengths[index]))
+            count = int(rng.choice([1, 1, 2, 20, lengths[index]]))
+            work.append((int(index), start, min(count, lengths[index] - start)))
+        for (index, start, count), result in zip(work, cache.attend(work, plan, window), strict=True):
+            assert torch.equal(result, whole[index][start : start + count]), work
+    for start in (130, 256, 390):
+        passed = max(start - window + 1, 0) // BLOCK_SIZE
+        for block in cache.tables[0][:passed][cache.tables[0][:passed] >= 0]:
+            cache.rows[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = torch.nan
+        cache.tables[0][:passed] = -1
+        for count in (1, 420 - start):
+            assert torch.equal(cache.attend([(0, start, count)], plan, window)[0], whole[0][start : start + count])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

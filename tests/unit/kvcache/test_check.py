@@ -8,6 +8,7 @@ import pytest
 
 from evensong.kvcache.check import check
 from evensong.kvcache.manager import KVCacheManager
+from evensong.protocol.kv_spec import NULL_BLOCK
 
 Damage = Callable[[KVCacheManager], object]
 
@@ -54,3 +55,33 @@ def test_damage_is_found_and_named(damage: Damage, said: str) -> None:
     damage(manager)
     with pytest.raises(AssertionError, match=said):
         check(manager)
+
+
+def hybrid() -> KVCacheManager:
+    """Two groups; the second one's window has passed its first block."""
+    manager = KVCacheManager(10, 2, fingerprint="f", windows=(None, 3), max_step_tokens=4)
+    assert manager.start("a", [], [], 6)
+    manager.free_passed([("a", 4)])
+    assert manager.tables["a"] == [0, NULL_BLOCK, 2, 3, 4, 5]
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda m: m.tables["a"].__setitem__(0, NULL_BLOCK), "lacks 1 blocks of group 0, 0 were passed"),
+        (lambda m: m.tables["a"].__setitem__(3, NULL_BLOCK), "lacks 2 blocks of group 1, 1 were passed"),
+        (lambda m: m.tables["a"].__setitem__(5, NULL_BLOCK), "a gap in group 1"),
+        (lambda m: m.tables["a"].append(6), "lacks a block of one group"),
+        (lambda m: m._num_passed["a"].__setitem__(3, 0), "1 blocks of group 1, 0 were passed"),
+        (lambda m: m._num_passed.clear(), "'a'"),
+        (lambda m: m.free_passed([("a", 6)]), "lost a block that it sees"),
+        (lambda m: m.tables["a"].__delitem__(slice(2, 6)), "lacks blocks for its tokens"),
+    ],
+)
+def test_damage_to_a_group_is_found(damage: Damage, said: str) -> None:
+    manager = hybrid()
+    assert check(manager, {"a": 4})["owned"] == 5
+    damage(manager)
+    with pytest.raises((AssertionError, KeyError), match=said):
+        check(manager, {"a": 4})

@@ -18,9 +18,9 @@ def test_a_block_is_found_only_after_it_was_published() -> None:
     assert manager.start("a", [], hashes, 5)
     assert manager.lookup(hashes, 5) == [] and manager.awaits_writer(hashes, 0, 5)
     manager.publish("a", hashes, 3)
-    assert manager.lookup(hashes, 5) == manager.tables["a"][:1] and manager.awaits_writer(hashes, 1, 5)
+    assert manager.lookup(hashes, 5) == manager.tables["a"][:1] and manager.awaits_writer(hashes, 2, 5)
     manager.publish("a", hashes, 5)
-    assert manager.lookup(hashes, 5) == manager.tables["a"][:2] and not manager.awaits_writer(hashes, 2, 5)
+    assert manager.lookup(hashes, 5) == manager.tables["a"][:2] and not manager.awaits_writer(hashes, 4, 5)
     check(manager)
 
 

@@ -10,14 +10,18 @@ import torch
 
 from evensong.kernels.dispatch import OpSet
 from evensong.kernels.mode import NumericMode, numeric_mode
-from evensong.layers.attention.metadata import build_attention_metadata
+from evensong.kvcache.layout import KVLayout, group_layers
 from evensong.layers.builder import Builder
 from evensong.models.base import CausalLM
 from evensong.models.loader import TensorReader, load_model
 from evensong.models.registry import model_class
+from evensong.protocol.kv_spec import NULL_BLOCK, KVCacheConfig
 from evensong.sources.model_config import ModelDescription, load_model_description
 from evensong.sources.resolve import resolve_model
 from evensong.sources.weights import open_weights
+from evensong.worker.batch import Batch
+from evensong.worker.kv_memory import KVMemory
+from evensong.worker.layer_views import LayerViews
 
 CPU = torch.device("cpu")
 
@@ -37,7 +41,7 @@ def load(
 
 @dataclass
 class Sequence_:
-    """A sequence's tokens, how many of them are computed, and its blocks."""
+    """A sequence's tokens, how many of them are computed, and its blocks [num_groups, num_blocks]."""
 
     tokens: list[int]
     blocks: np.ndarray
@@ -50,7 +54,7 @@ class Sequence_:
 
 
 class Stepper:
-    """A model with caches full of NaN: whatever is read before it is written shows.
+    """A model with caches full of NaN: whatever is read before it is written, or after it was given back, shows.
 
     Without `head`, hidden states stand in for logits.
     """
@@ -61,19 +65,31 @@ class Stepper:
         self.model = model
         self.head = head
         self.block_size = block_size
-        num_blocks = -(-num_tokens // block_size)
-        self.free = list(np.random.default_rng(seed).permutation(num_blocks))
-        self.caches = []
-        for spec in model.kv_specs():
-            width = 2 * spec.num_kv_heads * spec.head_dim
-            cache = torch.full((num_blocks * block_size + 1, width), torch.nan, dtype=getattr(torch, spec.dtype))
-            cache[-1] = 0
-            self.caches.append(cache)
+        specs = model.kv_specs()
+        groups = group_layers(specs)
+        config = KVCacheConfig(-(-num_tokens // block_size) * len(groups), block_size, groups)
+        self.layout = KVLayout(block_size, tuple(group.window for group in groups), num_tokens)
+        self.views = LayerViews(specs, config)
+        self.free = list(np.random.default_rng(seed).permutation(config.num_blocks))
+        self.caches = KVMemory(specs, config, getattr(torch, specs[0].dtype), CPU).caches
+        for cache in self.caches:
+            cache[:-1].fill_(torch.nan)
 
     def sequence(self, tokens: Sequence[int]) -> Sequence_:
         """A new sequence in scattered blocks."""
-        count = -(-len(tokens) // self.block_size)
-        return Sequence_(list(tokens), np.array([self.free.pop() for _ in range(count)], dtype=np.int64))
+        shape = len(self.layout.windows), -(-len(tokens) // self.block_size)
+        blocks = [self.free.pop() for _ in range(shape[0] * shape[1])]
+        return Sequence_(list(tokens), np.array(blocks, dtype=np.int64).reshape(shape))
+
+    def sharing(self, other: Sequence_, tokens: Sequence[int]) -> Sequence_:
+        """A new sequence on the computed blocks of another, as a prefix hit gives them."""
+        num_hit = min(other.computed, len(tokens) - 1) // self.block_size
+        shared = self.sequence(tokens)
+        self.free += shared.blocks[:, :num_hit].reshape(-1).tolist()
+        shared.blocks[:, :num_hit] = other.blocks[:, :num_hit]
+        shared.computed = num_hit * self.block_size
+        self._forget(shared, poison=False)
+        return shared
 
     @torch.inference_mode()
     def step(self, work: Sequence[tuple[Sequence_, int]]) -> None:
@@ -82,14 +98,24 @@ class Stepper:
         computed = [sequence.computed for sequence, _ in work]
         tokens = [t for s, count in work for t in s.tokens[s.computed : s.computed + count]]
         positions = [p for s, count in work for p in range(s.computed, s.computed + count)]
-        metadata = build_attention_metadata(
-            counts, computed, [s.blocks for s, _ in work], self.block_size, self.caches[0].shape[0] - 1, CPU
-        )
+        tables = [sequence.blocks for sequence, _ in work]
+        batch = Batch(np.array(tokens), np.array(positions), counts, computed, tables, np.array([]))
+        metadata = self.views.metadata(batch, self.caches[0].shape[0] - 1, CPU)
         hidden = self.model.forward(torch.tensor(tokens), torch.tensor(positions), self.caches, metadata)
         results = self.model.compute_logits(hidden) if self.head else hidden
         for (sequence, count), logits in zip(work, results.split(counts), strict=True):
             sequence.logits.append(logits.clone())
             sequence.computed += count
+            self._forget(sequence, poison=True)
+
+    def _forget(self, sequence: Sequence_, *, poison: bool) -> None:
+        """The sequence gives back what its windows have passed; `poison` fills it with NaN."""
+        for group, window in enumerate(self.layout.windows):
+            passed = sequence.blocks[group, : self.layout.first_block(sequence.computed, window)]
+            for block in passed[passed != NULL_BLOCK].tolist() if poison else ():
+                for cache in self.caches:
+                    cache[block * self.block_size : (block + 1) * self.block_size] = torch.nan
+            passed[:] = NULL_BLOCK
 
     def run(self, tokens: Sequence[int], chunk: int) -> torch.Tensor:
         """Logits [num_tokens, vocab] of one sequence computed alone in chunks of `chunk` tokens."""

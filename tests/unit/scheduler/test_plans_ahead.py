@@ -6,12 +6,14 @@ import time
 from typing import Any
 
 from evensong.kvcache.manager import KVCacheManager
+from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup
 from evensong.protocol.output import FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import ModelOutput, SchedulerOutput
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import Scheduler
+from evensong.testing.fake_executor import FakeExecutor, scripted_token
 
 PROMPT = list(range(100, 116))
 
@@ -44,6 +46,36 @@ def test_a_step_shows_only_what_it_computed_itself() -> None:
     assert cached(scheduler) == 2
     scheduler.update_from_output(second, ran(second))
     assert cached(scheduler) == 4
+
+
+def test_windows_pass_while_plans_are_in_flight() -> None:
+    """Blocks that a plan gives back are used again by plans that run after those which still read them."""
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=64)
+    windows = (None, 6, 3)
+    kv_cache = KVCacheManager(30, 4, fingerprint="f", windows=windows, max_step_tokens=8)
+    scheduler = Scheduler(limits, kv_cache, check=True)
+    executor = FakeExecutor()
+    executor.initialize_from_config(KVCacheConfig(30, 4, tuple(LayerGroup(window) for window in windows)), 64)
+    for name in "ab":
+        scheduler.add_request(ask(name, [*PROMPT, *PROMPT, ord(name)], max_tokens=12))
+    sent: dict[str, list[int]] = {"a": [], "b": []}
+    in_flight: list[tuple[SchedulerOutput, ModelOutput]] = []
+    while scheduler.has_requests():
+        while len(in_flight) < 2:
+            plan = scheduler.schedule()
+            executor._execute(plan)
+            in_flight.append((plan, executor._sample()))
+        for outputs in scheduler.update_from_output(*in_flight.pop(0)).values():
+            for output in outputs:
+                sent[output.request_id] += output.new_token_ids
+    executor.shutdown()
+    for name, tokens in sent.items():
+        expected = [*PROMPT, *PROMPT, ord(name)]
+        for token in tokens:
+            assert token == scripted_token(expected)
+            expected.append(token)
+        assert len(tokens) == 12
+    assert scheduler.check_kv_cache()["owned"] == 0
 
 
 def test_a_request_whose_token_is_on_its_way_does_not_hold_up_others() -> None:

@@ -32,7 +32,7 @@ def test_a_mixed_batch() -> None:
     assert batch.positions.tolist() == [2, *range(10, 26), 0, 1]
     assert batch.num_query_tokens == [1, 16, 2]
     assert batch.num_computed_tokens == [2, 10, 0]
-    assert [table.tolist() for table in batch.block_tables] == [[5], [0, 1, 2, 3], [6]]
+    assert [table.tolist() for table in batch.block_tables] == [[[5]], [[0, 1, 2, 3]], [[6]]]
     assert batch.sample_rows.tolist() == [0, 18]
 
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
+from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup, LayerKVSpec
 from evensong.worker import kv_memory
 from evensong.worker.kv_memory import PIECE_BYTES, KVMemory
 
@@ -30,6 +30,13 @@ def test_shapes_and_the_row_of_zeros() -> None:
     assert [tuple(cache.shape) for cache in caches] == [(41, 64)] * 3
     assert all(cache.dtype == torch.bfloat16 and not cache[40].any() for cache in caches)
     assert len({cache.data_ptr() for cache in caches}) == 3
+
+
+def test_layer_groups_share_tensors() -> None:
+    groups = (LayerGroup(4, (0, 2)), LayerGroup(None, (1,)))
+    first, second, third = KVMemory(SPECS, KVCacheConfig(5, 8, groups), torch.bfloat16, CPU).caches
+    assert first.data_ptr() == second.data_ptr() != third.data_ptr()
+    assert first.shape == third.shape == (41, 64)
 
 
 def test_touching_finds_every_page_and_changes_no_byte() -> None:

@@ -27,7 +27,7 @@ def test_a_newcomer_with_output_continues_where_it_stopped() -> None:
     slots.apply(plan([new("a", [1, 2, 3], [7, 8], [4], 3)]))
     slot = slots["a"]
     assert slot.tokens.tolist() == [1, 2, 3, 7, 8]
-    assert (slot.num_computed_tokens, slot.blocks.ids.tolist()) == (3, [4])
+    assert (slot.num_computed_tokens, slot.blocks.ids.tolist()) == (3, [[4]])
     row = slot.sampling_row()
     assert list(row.prompt_token_ids) == [1, 2, 3] and list(row.output_token_ids) == [7, 8]
     assert row.position == 5 and list(row.eos_token_ids) == [2]
@@ -55,8 +55,8 @@ def test_cached_requests_carry_only_what_grew() -> None:
     slots = SlotTable()
     slots.apply(plan([new("a", [1] * 20, [], [3]), new("b", [1], [], [9])]))
     slots.apply(plan(cached=CachedRequestData(["a", "b"], [[7, 8], []], [16, 1])))
-    assert slots["a"].blocks.ids.tolist() == [3, 7, 8] and slots["a"].num_computed_tokens == 16
-    assert slots["b"].blocks.ids.tolist() == [9] and slots["b"].num_computed_tokens == 1
+    assert slots["a"].blocks.ids.tolist() == [[3, 7, 8]] and slots["a"].num_computed_tokens == 16
+    assert slots["b"].blocks.ids.tolist() == [[9]] and slots["b"].num_computed_tokens == 1
 
 
 def test_release_comes_before_a_newcomer_of_the_same_name() -> None:
@@ -72,7 +72,18 @@ def test_a_block_table_grows_in_place() -> None:
     for start in range(10, 400, 3):
         table.extend(range(start, start + 3))
         expected += range(start, start + 3)
-    assert table.ids.tolist() == expected
+    assert table.ids.tolist() == [expected]
     assert table.ids.dtype == np.int64
     table.extend([])
-    assert table.ids.tolist() == expected
+    assert table.ids.tolist() == [expected]
+
+
+def test_a_block_table_of_several_groups_takes_them_side_by_side() -> None:
+    table = BlockTable([1, 11, 21, 2, 12, 22], 3)
+    for block in range(3, 40):
+        table.extend([block, 10 + block, 20 + block])
+    assert table.ids.tolist() == [[first + i for i in range(1, 40)] for first in (0, 10, 20)]
+    slots = SlotTable(2)
+    slots.apply(plan([new("a", [1] * 20, [], [3, 4])]))
+    slots.apply(plan(cached=CachedRequestData(["a"], [[5, 6, 7, 8]], [16])))
+    assert slots["a"].blocks.ids.tolist() == [[3, 5, 7], [4, 6, 8]]

@@ -158,6 +158,8 @@ class EngineCore:
             resources.block_size,
             fingerprint=resources.fingerprint,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            windows=[group.window for group in resources.layer_groups],
+            max_step_tokens=resources.max_num_batched_tokens,
         )
         limits = SchedulerLimits(
             max_num_seqs=resources.max_num_seqs,

@@ -10,7 +10,8 @@ import json
 
 from evensong.config.sections import EngineConfig
 from evensong.executor.base import Executor
-from evensong.kvcache.sizing import bytes_per_block, fit_max_model_len, size_pool
+from evensong.kvcache.layout import KVLayout, bytes_per_block, group_layers
+from evensong.kvcache.sizing import fit_max_model_len, size_pool
 from evensong.observe.phases import Phases
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, Resources
@@ -37,11 +38,14 @@ def initialize_kv_caches(
     max_num_seqs = scheduler.max_num_seqs or DEFAULT_MAX_NUM_SEQS[limits.device]
     asked = config.model.max_model_len
     wanted_len = limits.max_position_embeddings if asked == "auto" else min(asked, limits.max_position_embeddings)
-    per_block = bytes_per_block(specs, cache.block_size)
+    groups = group_layers(specs)
+    windows = tuple(group.window for group in groups)
+    layout = KVLayout(cache.block_size, windows, _most_step_tokens(config, wanted_len, max_num_seqs))
+    per_block = bytes_per_block(specs, groups, cache.block_size)
     if learned is None:
         num_blocks = size_pool(
-            specs,
-            block_size=cache.block_size,
+            layout,
+            per_block,
             available=executor.determine_available_memory(),
             device=limits.device,
             max_num_seqs=max_num_seqs,
@@ -49,13 +53,11 @@ def initialize_kv_caches(
             kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
             num_blocks_override=cache.num_kv_blocks_override,
         )
-        max_model_len = fit_max_model_len(
-            asked, limits.max_position_embeddings, num_blocks, cache.block_size, per_block
-        )
+        max_model_len = fit_max_model_len(asked, limits.max_position_embeddings, num_blocks, layout, per_block)
     else:
         num_blocks, max_model_len = learned.num_blocks, learned.max_model_len
     with phases.phase("allocate and warm up"):
-        executor.initialize_from_config(KVCacheConfig(num_blocks, cache.block_size), max_model_len)
+        executor.initialize_from_config(KVCacheConfig(num_blocks, cache.block_size, groups), max_model_len)
     with phases.phase("measure step rate"):
         batched = _step_size(config, executor, limits.device, max_num_seqs, max_model_len, learned)
     parts = executor.describe() | {
@@ -73,12 +75,28 @@ def initialize_kv_caches(
         fingerprint=fingerprint_of(parts),
         fingerprint_parts=parts,
         deterministic=parts.get("deterministic", "yes") == "yes",
+        layer_groups=groups,
     )
 
 
 def fingerprint_of(parts: dict[str, str]) -> str:
     """One digest of everything that the bits of an answer depend on."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _most_step_tokens(config: EngineConfig, max_model_len: int, max_num_seqs: int) -> int:
+    """The most that `_step_size` will answer, known before the cache exists in which it is measured."""
+    scheduler = config.scheduler
+    if scheduler.max_num_batched_tokens is not None:
+        return scheduler.max_num_batched_tokens
+    if not scheduler.enable_chunked_prefill:
+        return max(max_model_len, DEFAULT_MAX_NUM_BATCHED_TOKENS)
+    return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, _all_running(max_num_seqs))
+
+
+def _all_running(max_num_seqs: int) -> int:
+    """Tokens of a step in which every running request gets one; with fewer, some would starve."""
+    return -(-max_num_seqs // ROWS_PER_TILE) * ROWS_PER_TILE
 
 
 def _step_size(
@@ -104,6 +122,4 @@ def _step_size(
     if device != "cpu":
         return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
     tokens = int(executor.measure_token_rate() * scheduler.step_seconds) // ROWS_PER_TILE * ROWS_PER_TILE
-    # Every running request must get its token; a step of fewer tokens would starve some.
-    all_running = -(-max_num_seqs // ROWS_PER_TILE) * ROWS_PER_TILE
-    return max(min(tokens, DEFAULT_MAX_NUM_BATCHED_TOKENS), MIN_BATCHED_TOKENS, all_running)
+    return max(min(tokens, DEFAULT_MAX_NUM_BATCHED_TOKENS), MIN_BATCHED_TOKENS, _all_running(max_num_seqs))

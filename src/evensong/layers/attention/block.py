@@ -16,11 +16,12 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads, in numbers, and how attention over them is computed."""
+    """Heads, in numbers, and how attention over them is computed; `scale` multiplies the scores."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float
     plan: AttentionPlan
 
 
@@ -53,5 +54,5 @@ class AttentionBlock:
         kv = heads[:, shape.num_heads :].reshape(num_tokens, -1)
         self.ops.write_kv(cache, metadata.write_slots, kv)
         query = heads[:, : shape.num_heads]
-        mixed = self.ops.attention(query, cache, metadata.chunks, shape.num_kv_heads, shape.plan)
+        mixed = self.ops.attention(query, cache, metadata.chunks, shape.num_kv_heads, shape.plan, shape.scale)
         return self.output(mixed.reshape(num_tokens, -1))

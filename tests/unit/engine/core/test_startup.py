@@ -11,12 +11,17 @@ from evensong.config.resolve import resolve
 from evensong.engine.core.startup import MIN_BATCHED_TOKENS, fingerprint_of, initialize_kv_caches
 from evensong.observe.phases import Phases
 from evensong.protocol.errors import ConfigError
-from evensong.protocol.kv_spec import KVCacheConfig, Resources
+from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup, Resources
 from evensong.testing.fake_executor import FakeExecutor
 
 
-def learn(learned: Resources | None = None, rate: float = 4000.0, **settings: Any) -> tuple[Resources, FakeExecutor]:
-    executor = FakeExecutor()
+def learn(
+    learned: Resources | None = None,
+    rate: float = 4000.0,
+    windows: tuple[int | None, ...] = (None,),
+    **settings: Any,
+) -> tuple[Resources, FakeExecutor]:
+    executor = FakeExecutor(windows=windows)
     executor.measure_token_rate = lambda: rate  # type: ignore[method-assign]
     try:
         return initialize_kv_caches(resolve({"model": "demo"} | settings), executor, learned, Phases()), executor
@@ -29,7 +34,7 @@ def test_auto_takes_the_models_own_length_where_it_fits() -> None:
     assert resources.max_model_len == 4096 and resources.max_num_seqs == 64
     assert resources.num_blocks == 64 * 2048 // 16
     assert resources.kv_cache_bytes == resources.num_blocks * 16 * 64
-    assert executor.kv_cache == KVCacheConfig(resources.num_blocks, 16)
+    assert executor.kv_cache == KVCacheConfig(resources.num_blocks, 16, (LayerGroup(None, (0,)),))
 
 
 def test_auto_is_reduced_to_what_fits_and_a_number_is_refused() -> None:
@@ -38,6 +43,21 @@ def test_auto_is_reduced_to_what_fits_and_a_number_is_refused() -> None:
         learn(num_kv_blocks_override=10, max_model_len=161)
     with pytest.raises(ConfigError, match="own limit of 4096"):
         learn(max_model_len=4097)
+
+
+def test_a_hybrid_is_laid_out_in_layer_groups() -> None:
+    settings: dict[str, Any] = {"windows": (512, 512, None), "max_num_batched_tokens": 1024, "max_num_seqs": 4}
+    resources, executor = learn(**settings)
+    assert executor.kv_cache is not None and executor.kv_cache.groups == resources.layer_groups
+    assert [group.window for group in resources.layer_groups] == [512, 512, None]
+    # One layer of 64 bytes a token; windows hold less than the full length.
+    assert resources.kv_cache_bytes == resources.num_blocks * 16 * 64
+    assert resources.num_blocks == (4 * 2048 + 2 * (4 * 512 + 1024)) // 16
+    assert learn(**settings, num_kv_blocks_override=97 + 97 + 100)[0].max_model_len == 1600
+    sliding: dict[str, Any] = {"windows": (512,), "max_num_batched_tokens": 1024}
+    assert learn(**sliding, num_kv_blocks_override=97)[0].max_model_len == 4096, "more than the pool of 1,552 tokens"
+    assert learn(**sliding, num_kv_blocks_override=96)[0].max_model_len == 1536
+    assert learn(windows=(512,), num_kv_blocks_override=161)[0].max_model_len == 4096, "a step of 2,048 at most"
 
 
 def test_a_step_lasts_a_quarter_of_a_second_within_bounds() -> None:

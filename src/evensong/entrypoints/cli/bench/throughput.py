@@ -7,7 +7,13 @@ import time
 from collections.abc import Sequence
 
 from evensong.entrypoints.cli.bench.datasets import add_dataset_flags, check_dataset_flags, load_samples
-from evensong.entrypoints.cli.bench.offline import add_engine_flags, engine_settings, random_ids, set_batch_defaults, warm_up
+from evensong.entrypoints.cli.bench.offline import (
+    add_engine_flags,
+    engine_settings,
+    random_ids,
+    set_batch_defaults,
+    warm_up,
+)
 from evensong.entrypoints.cli.bench.report import show
 from evensong.entrypoints.cli.flags import Parser
 from evensong.entrypoints.llm import LLM
