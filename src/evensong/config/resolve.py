@@ -109,6 +109,8 @@ def _matches(value: Any, hint: Any) -> bool:
         return value in typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_matches(item, typing.get_args(hint)[0]) for item in value)
+    if typing.get_origin(hint) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     if hint is bool:
         return isinstance(value, bool)
     if hint is int:
@@ -125,6 +127,8 @@ def _shown(hint: Any) -> str:
         return ", ".join(typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return f"a list of {_shown(typing.get_args(hint)[0])}"
+    if typing.get_origin(hint) is dict:
+        return "an object with text for keys"
     return str(getattr(hint, "__name__", hint))
 
 

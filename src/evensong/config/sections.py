@@ -40,6 +40,14 @@ class ModelConfig:
         None, "makes the seeds that requests without one draw the same at every start, in order of arrival"
     )
     max_logprobs: int = setting(20, "most logprobs that a request may ask for at each position")
+    generation_config: str = setting(
+        AUTO,
+        "sampling defaults; auto: the model's own generation_config.json; vllm: none; or a folder with such a file",
+        metavar="auto|vllm|FOLDER",
+    )
+    override_generation_config: dict[str, Any] | None = setting(
+        None, 'sampling defaults over those, such as {"temperature": 0.5}', metavar="JSON"
+    )
 
 
 @dataclass(frozen=True)

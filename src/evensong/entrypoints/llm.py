@@ -98,8 +98,8 @@ class LLM:
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when it is given none."""
-        return SamplingParams()
+        """What `generate` uses when it is given none: the model's generation_config (docs/sampling.md has the rule)."""
+        return SamplingParams(**self.llm_engine.front.sampling_defaults)
 
     def call_verb(self, verb: str, **args: Any) -> Any:
         """Result of a control verb (protocol/control.py)."""

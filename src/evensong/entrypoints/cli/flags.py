@@ -105,6 +105,8 @@ def _read_list(text: str) -> tuple[str, ...]:
 def _reader(hint: Any) -> Any:
     """argparse's `type` for a field: a number, a text, or either a number or one of some words."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if any(typing.get_origin(option) is dict for option in options):
+        return _json_object
     words = [w for o in options if typing.get_origin(o) is typing.Literal for w in typing.get_args(o)]
     kind = next((o for o in options if o in (int, float)), str)
 
@@ -113,3 +115,13 @@ def _reader(hint: Any) -> Any:
 
     read.__name__ = {int: "integer", float: "number"}.get(kind, "text")  # argparse names it in its message
     return read
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+_json_object.__name__ = "JSON object"
