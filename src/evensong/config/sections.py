@@ -22,7 +22,8 @@ def setting(default: Any, help: str, *flags: str, choices: tuple[str, ...] = (),
 class ModelConfig:
     """Which model runs, and in which numeric mode."""
 
-    model: str = setting("demo", "a folder, a .gguf file, or demo")
+    model: str = setting("demo", "a folder, a .gguf file, a name on the hub (org/name, org/name:Q4_K_M), or demo")
+    revision: str | None = setting(None, "branch, tag or commit of a model on the hub (default: main)")
     served_model_name: str | None = setting(None, "name in the API (default: MODEL as given)")
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = setting(
         "auto",
@@ -39,6 +40,14 @@ class ModelConfig:
         None, "makes the seeds that requests without one draw the same at every start, in order of arrival"
     )
     max_logprobs: int = setting(20, "most logprobs that a request may ask for at each position")
+    generation_config: str = setting(
+        AUTO,
+        "sampling defaults; auto: the model's own generation_config.json; vllm: none; or a folder with such a file",
+        metavar="auto|vllm|FOLDER",
+    )
+    override_generation_config: dict[str, Any] | None = setting(
+        None, 'sampling defaults over those, such as {"temperature": 0.5}', metavar="JSON"
+    )
 
 
 @dataclass(frozen=True)
@@ -125,9 +134,31 @@ class ServerConfig:
 
     host: str = setting("127.0.0.1", "address to listen on (vLLM listens on all interfaces by default)")
     port: int = setting(8000, "port to listen on; 0 takes a free one")
-    api_key: str | None = setting(None, "key that requests must bear (default: $EVENSONG_API_KEY)")
+    api_key: tuple[str, ...] = setting(
+        (), "key that requests must bear; several: repeated, or with commas (default: $EVENSONG_API_KEY)", metavar="KEY"
+    )
     metrics_no_auth: bool = setting(False, "leave /metrics open when a key is set")
     max_request_bytes: int = setting(16 * 1024 * 1024, "largest request body in bytes")
+    read_timeout: float = setting(
+        60.0, "seconds in which the headers of a request, and then its body, must have come; 0: no limit"
+    )
+    stall_timeout: float = setting(
+        10.0, "seconds without progress, though there is work, after which /health/progress is 503"
+    )
+    timeout_keep_alive: int = setting(5, "seconds that an idle connection is kept")
+    allowed_origins: tuple[str, ...] = setting(
+        (), "origins of web pages that may call (CORS), * for any; a JSON list, or with commas", metavar="ORIGINS"
+    )
+    allowed_methods: tuple[str, ...] = setting(("*",), "methods that such pages may use", metavar="METHODS")
+    allowed_headers: tuple[str, ...] = setting(("*",), "headers that such pages may send", metavar="HEADERS")
+    allow_credentials: bool = setting(False, "let such pages send cookies and other credentials")
+    ssl_certfile: str | None = setting(None, "certificate, with its chain, in PEM: serve HTTPS", metavar="FILE")
+    ssl_keyfile: str | None = setting(None, "its private key in PEM (default: in --ssl-certfile)", metavar="FILE")
+    ssl_ca_certs: str | None = setting(None, "certificates that vouch for clients', in PEM", metavar="FILE")
+    ssl_cert_reqs: int = setting(0, "clients' certificates: 0 not asked for, 1 checked if sent, 2 required")
+    root_path: str = setting("", "path under which a proxy shows this server", metavar="PATH")
+    disable_fastapi_docs: bool = setting(False, "no /docs and no /openapi.json")
+    access_log: bool = setting(False, "a log line for each request", "--access-log")
     max_n: int = setting(128, "most choices (n) that a request may ask for")
     shutdown_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM or Ctrl-C")
 

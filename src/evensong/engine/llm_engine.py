@@ -95,7 +95,7 @@ class LLMEngine:
 
         Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant.
         """
-        params = SamplingParams() if params is None else params
+        params = SamplingParams(**self._front.sampling_defaults) if params is None else params
         processed = self._front.inputs.process(request_id, prompt, params, **options)
         state = RequestState(request_id, processed, self._front.texts, _Sink(self._inbox, request_id))
         self._front.outputs.add(state)

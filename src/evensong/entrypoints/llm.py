@@ -65,9 +65,8 @@ class LLM:
         if priority is not None and len(priority) != len(listed):
             raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(priority)}", param="priority")
         params = self._params(sampling_params, len(listed))
-        return self._run(
-            listed, params, use_tqdm, [{"priority": own, "timeout": timeout} for own in priority or [0] * len(listed)]
-        )
+        options = [{"priority": own, "timeout": timeout} for own in priority or [0] * len(listed)]
+        return self._run(listed, params, use_tqdm, options)
 
     def chat(
         self,
@@ -91,15 +90,16 @@ class LLM:
                 raise _of_prompt(index, error) from error
         # The template writes the special tokens itself.
         params = self._params(sampling_params, len(prompts))
-        return self._run(prompts, params, use_tqdm, [{"add_special_tokens": False, "timeout": timeout}] * len(prompts))
+        options = {"add_special_tokens": False, "timeout": timeout}
+        return self._run(prompts, params, use_tqdm, [options] * len(prompts))
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when it is given none."""
-        return SamplingParams()
+        """What `generate` uses when it is given none: the model's generation_config (docs/sampling.md has the rule)."""
+        return SamplingParams(**self.llm_engine.front.sampling_defaults)
 
     def call_verb(self, verb: str, **args: Any) -> Any:
         """Result of a control verb (protocol/control.py)."""

@@ -12,9 +12,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
     `request_id` is unique among all requests that a core ever sees. `params` is resolved at first admission: `seed`
     and `max_tokens` are set, `n` is 1. `prompt_logprobs_delivered` counts the prompt tokens after the first whose
-    log-probabilities the front end has, if it asks for them. `attempt` counts submissions of the same
-    request; every output names it. `arrival_time` is in seconds of the wall clock. Of two priorities the lower number
-    is more urgent.
+    log-probabilities the front end has, if it asks for them. `attempt` counts submissions of the same request; every
+    output names it. `arrival_time` is in seconds of the wall clock. Of two priorities the lower number is more urgent.
     """
 
     request_id: str

@@ -215,3 +215,25 @@ def test_defaults_and_verbs(llm: LLM) -> None:
     assert llm.get_supported_tasks() == ["generate"]  # type: ignore[attr-defined]
     llm.shutdown()
     llm.shutdown()
+
+
+def test_where_no_settings_are_given_the_models_hold(llm: LLM) -> None:
+    assert llm.get_default_sampling_params() == SamplingParams()
+    llm.llm_engine.front.sampling_defaults.update(temperature=0.5, max_tokens=3)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, max_tokens=3)
+    (output,) = llm.generate("hi", use_tqdm=False)
+    assert output.params is not None and output.params.temperature == 0.5 and len(output.outputs[0].token_ids) == 3
+    (own,) = llm.generate("hi", SamplingParams(max_tokens=5), use_tqdm=False)
+    assert own.params is not None and own.params.temperature == 1.0 and len(own.outputs[0].token_ids) == 5
+
+
+def test_prompts_are_scored_in_order_with_priorities(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2, prompt_logprobs=0, n=2)
+    outputs = llm.generate(["abcd", byte_ids("xy")], params, use_tqdm=False, priority=[3, -1])
+    for output in outputs:
+        positions = output.prompt_logprobs
+        assert positions is not None and positions[0] is None
+        assert [list(at) for at in positions[1:] if at is not None] == [[i] for i in output.prompt_token_ids[1:]]
+        assert [choice.index for choice in output.outputs] == [0, 1]
+    with pytest.raises(RequestError, match="as many priorities"):
+        llm.generate(["a", "b"], use_tqdm=False, priority=[1])

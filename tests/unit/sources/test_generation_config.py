@@ -45,6 +45,9 @@ def test_the_rule(source: ModelSource, tmp_path: Path) -> None:
     assert load_generation_defaults(source, "auto") == EXPECTED
     assert SamplingParams(**load_generation_defaults(source)).top_k == 20
     assert load_generation_defaults(source, "vllm") == {}
+    override = {"temperature": 0.2, "max_new_tokens": 9}
+    assert load_generation_defaults(source, "auto", override) == EXPECTED | {"temperature": 0.2, "max_tokens": 9}
+    assert load_generation_defaults(source, "vllm", override) == {"temperature": 0.2, "max_tokens": 9}
     other = write(tmp_path / "other", temperature=0)
     assert load_generation_defaults(source, str(other)) == {"temperature": 0}
     gguf = tiny_gguf(tmp_path / "other" / "t.gguf")
@@ -79,3 +82,9 @@ def test_folders_that_are_none(source: ModelSource, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[")
     with pytest.raises(ConfigError, match="cannot read"):
         load_generation_defaults(source, str(tmp_path))
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1}, {"top_k": "all"}, {"max_tokens": 5}, {"num_beams": 4}])
+def test_an_override_that_cannot_be(source: ModelSource, bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="override_generation_config"):
+        load_generation_defaults(source, "vllm", bad)

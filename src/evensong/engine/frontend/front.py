@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from evensong.config.sections import EngineConfig
 from evensong.engine.frontend.detokenizer import TokenTexts
@@ -11,6 +12,7 @@ from evensong.engine.frontend.output_processor import OutputProcessor
 from evensong.observe.metrics import EngineMetrics
 from evensong.observe.stats_log import StatsLog
 from evensong.protocol.kv_spec import Resources
+from evensong.sources.generation_config import load_generation_defaults
 from evensong.sources.model_config import ModelDescription, load_model_description
 from evensong.sources.resolve import resolve_model
 from evensong.sources.tokenizer import Tokenizer, load_tokenizer
@@ -24,12 +26,20 @@ class ModelFiles:
 
     tokenizer: Tokenizer
     description: ModelDescription
+    # Fields of SamplingParams that hold where a request says nothing.
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
 
 
-def load_model_files(config: EngineConfig) -> ModelFiles:
-    """Tokenizer and description of the configured model. Raises ConfigError."""
-    source = resolve_model(config.model.model, progress=False)
-    return ModelFiles(load_tokenizer(source), load_model_description(source))
+def load_model_files(config: EngineConfig, *, fetched: bool = False) -> ModelFiles:
+    """Tokenizer and description of the configured model. Raises ConfigError.
+
+    Where no launcher has `fetched` the model this does, so that the caller's own stderr shows the progress; the core
+    then finds it.
+    """
+    source = resolve_model(config.model.model, revision=config.model.revision, progress=not fetched, fetched=fetched)
+    own = config.model
+    defaults = load_generation_defaults(source, own.generation_config, own.override_generation_config)
+    return ModelFiles(load_tokenizer(source), load_model_description(source), defaults)
 
 
 def served_model_name(config: EngineConfig) -> str:
@@ -44,6 +54,7 @@ class FrontEnd:
     inputs: InputProcessor
     outputs: OutputProcessor
     texts: TokenTexts
+    sampling_defaults: dict[str, Any]
 
 
 def make_front_end(
@@ -60,4 +71,4 @@ def make_front_end(
     )
     metrics = EngineMetrics(served_model_name(config))
     stats_log = StatsLog(enabled=not config.observability.disable_log_stats)
-    return FrontEnd(inputs, OutputProcessor(metrics, stats_log), TokenTexts(files.tokenizer))
+    return FrontEnd(inputs, OutputProcessor(metrics, stats_log), TokenTexts(files.tokenizer), files.sampling_defaults)

@@ -20,10 +20,12 @@ from evensong.protocol.request_output import CompletionOutput, RequestOutput
 async def create_chat_completion(request: Request, state: ServerState, form: ChatForm, request_id: str) -> Response:
     """The assistant's next message."""
     engine = state.require_engine(form.model)
-    # Without a limit a chat answer may fill the context, as with the peers.
-    max_tokens = form.max_tokens if form.max_completion_tokens is None else form.max_completion_tokens
+    defaults = engine.front.sampling_defaults
     params = form.sampling_params(
-        {}, max_tokens=max_tokens, logprobs=form.num_logprobs(), prompt_logprobs=form.prompt_logprobs
+        defaults,
+        max_tokens=form.most_tokens(defaults),
+        logprobs=form.num_logprobs(),
+        prompt_logprobs=form.prompt_logprobs,
     )
     template = engine.front.inputs.chat_template
     generation_prompt = form.add_generation_prompt is not False

@@ -31,9 +31,12 @@ async def create_completion(request: Request, state: ServerState, form: Completi
     if form.echo and form.logprobs is not None and (form.n or 1) > 1:
         # Each choice would hold the log-probabilities of the whole prompt.
         raise RequestError("echo with logprobs needs n=1", param="n")
-    max_tokens = 1 if form.only_scores else form.max_tokens
+    defaults = engine.front.sampling_defaults
     params = form.sampling_params(
-        {}, max_tokens=max_tokens, logprobs=form.logprobs, prompt_logprobs=form.num_prompt_logprobs()
+        defaults,
+        max_tokens=form.most_tokens(defaults),
+        logprobs=form.logprobs,
+        prompt_logprobs=form.num_prompt_logprobs(),
     )
     prompts = _prompts(form.prompt, state.server_config.max_n)
     options: dict[str, Any] = {

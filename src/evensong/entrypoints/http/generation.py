@@ -170,7 +170,7 @@ async def _left(request: Request) -> None:
 
 async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Outputs of all prompts as they come, each with its prompt's index. Raises RequestError when the time is over."""
-    async for index, output in in_time(_all_outputs(job)):
+    async for index, output in in_time(_as_they_come(job)):
         yield index, without_tokens(output) if job.only_scores else output
 
 
@@ -180,7 +180,7 @@ def without_tokens(output: RequestOutput) -> RequestOutput:
     return msgspec.structs.replace(output, outputs=bare)
 
 
-async def _all_outputs(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     if len(job.streams) == 1:
         async for output in job.streams[0]:
             yield 0, output

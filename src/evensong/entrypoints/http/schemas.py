@@ -166,7 +166,6 @@ class CompletionForm(GenerationForm):
     """POST /v1/completions."""
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
-    max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool | None = False
     add_special_tokens: bool | None = True
@@ -175,6 +174,12 @@ class CompletionForm(GenerationForm):
     def only_scores(self) -> bool:
         """The prompt is wanted back, perhaps with its log-probabilities, and nothing after it."""
         return bool(self.echo) and self.max_tokens == 0
+
+    def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
+        """The engine's max_tokens: an explicit null asks for as many as fit; the API's own default is 16."""
+        if self.only_scores:
+            return 1  # the engine makes one, which is not shown
+        return self.max_tokens if "max_tokens" in self.model_fields_set else defaults.get("max_tokens", 16)
 
     def num_prompt_logprobs(self) -> int | None:
         """The engine's prompt_logprobs setting: an echoed prompt has log-probabilities where the output has."""
@@ -191,6 +196,11 @@ class ChatForm(GenerationForm):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = True
     add_special_tokens: bool | None = False
+
+    def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
+        """The engine's max_tokens; where nothing is said, an answer may fill the context, as with the peers."""
+        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return defaults.get("max_tokens") if asked is None else asked
 
     def num_logprobs(self) -> int | None:
         """The engine's logprobs setting. Raises RequestError for a combination that says nothing."""

@@ -50,7 +50,13 @@ def test_every_field_has_a_flag_with_help() -> None:
         (("--num-kv-blocks-override", "9"), "num_kv_blocks_override", 9),
         (("--shutdown-timeout", "1.5"), "shutdown_timeout", 1.5),
         (("--dtype", "float32"), "dtype", "float32"),
-        (("--api-key", "k"), "api_key", "k"),
+        (("--api-key", "k"), "api_key", ("k",)),
+        (("--api-key", "k,l", "--api-key", "m"), "api_key", ("k", "l", "m")),
+        (("--allowed-origins", '["http://a", "http://b"]'), "allowed_origins", ("http://a", "http://b")),
+        (("--allowed-methods", "GET, POST"), "allowed_methods", ("GET", "POST")),
+        ((), "allowed_methods", ("*",)),
+        (("--override-generation-config", '{"top_k": 3}'), "override_generation_config", {"top_k": 3}),
+        (("--generation-config", "vllm"), "generation_config", "vllm"),
         (("some/folder",), "model", "some/folder"),
     ],
 )
@@ -71,6 +77,8 @@ def test_flags(words: tuple[str, ...], name: str, value: Any) -> None:
         (("--max-model-len", "long"), "--max-model-len: invalid integer value: 'long'"),
         (("--shutdown-timeout", "soon"), "invalid number value"),
         (("--dtype", "int3"), "invalid choice: 'int3'"),
+        (("--override-generation-config", "[1]"), "invalid JSON object value: '[1]'"),
+        (("--override-generation-config", "{"), "invalid JSON object value"),
         (("--port",), "expected one argument"),
     ],
 )

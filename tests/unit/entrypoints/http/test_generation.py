@@ -277,3 +277,25 @@ def test_a_drain_waits_for_what_runs() -> None:
         assert b'"finish_reason":"abort"' in sent and sent.endswith(b"data: [DONE]\n\n")
 
     run(body, functools.partial(TalkingClient, hold_after=3))
+
+
+def test_what_a_request_leaves_open_is_the_models_then_the_apis() -> None:
+    async def body(served: Served) -> None:
+        engine = served.state.engine
+        assert engine is not None
+        await served.complete(max_tokens=None)
+        await served.post(TEXT, prompt="hi")
+        defaults = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "max_tokens": 7}
+        engine.front.sampling_defaults.update(defaults)
+        await served.post(TEXT, prompt="hi")
+        await served.chat(top_k=None)
+        await served.chat(temperature=1.0, top_k=0, repetition_penalty=1, max_completion_tokens=3)
+        await served.complete(max_tokens=None)
+        params = [request.params for request in served.core.script.added]
+        shown = [(p.temperature, p.top_k, p.repetition_penalty, p.max_tokens) for p in params]
+        whole = 4096 - 2
+        assert shown[:2] == [(1.0, 0, 1.0, whole), (1.0, 0, 1.0, 16)]
+        assert shown[2:4] == [(0.6, 20, 1.1, 7)] * 2
+        assert shown[4:] == [(1.0, 0, 1.0, 3), (0.6, 20, 1.1, whole)]
+
+    run(body)
