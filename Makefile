@@ -8,7 +8,7 @@ PORT ?= 8000
 ARGS ?=
 MINUTES ?= 5
 # make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
-.PHONY: setup serve chat test check bench soak clean
+.PHONY: setup serve chat test check bench soak schema-test clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,9 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --report soak-report.json $(ARGS)
+
+schema-test: $(STAMP)
+	$(BIN)/python -m tests.server.schema_run schema-report.json $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
