@@ -114,7 +114,9 @@ class HttpProcess:
         ready = any(member.state == "READY" for member in membership.members)
         if self._files is None and (ready or membership.phase == LOADING):
             # The tokenizer is read in a thread, while the core loads and others are answered.
-            self._files = self._loop.create_task(asyncio.to_thread(load_model_files, config))
+            self._files = self._loop.create_task(
+                asyncio.to_thread(load_model_files, config, self._state.server_config.chat_template)
+            )
         if ready and self._engine_task is None and self._files is not None:
             self._engine_task = self._loop.create_task(self._make_engine(config, self._client, self._files))
 
