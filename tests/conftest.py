@@ -13,6 +13,8 @@ from evensong.sources.resolve import resolve_model
 # Here servers, clients and helpers share the cores, so torch's threads sleep at once (see executor/uniproc.py). Read
 # when torch is first imported, which collecting tests does.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# No test asks a hub on the net: unknown names are refused at once. Read when the hub's library is imported.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # A shell's background jobs start with SIGINT ignored, and children inherit that: Ctrl-C tests would test nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -45,7 +45,7 @@ def answer(connection: socket.socket, state: State) -> None:
             state.num_slow -= 1
         states = ",".join(f"{m.state}:{m.reason}" for m in state.membership.members)
         members = f"states={states} draining={state.membership.draining} phase={state.membership.phase!r}"
-        body = f"{members} key={state.server.api_key}".encode()
+        body = f"{members} key={','.join(state.server.api_key)}".encode()
         dead = any(m.state == "DEAD" for m in state.membership.members)
         status = "503 Gone" if dead or (state.membership.draining and "/slow" not in line) else "200 OK"
         connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)

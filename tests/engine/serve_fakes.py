@@ -19,7 +19,7 @@ def main() -> int:
     serve.Server = functools.partial(serve.Server, table=TABLE, limits=SHORT)  # type: ignore[assignment,misc]
     config = resolve({"model": model or sys.executable + ".gguf"})
     if not model:
-        serve.resolve_model = lambda name: None  # type: ignore[assignment]
+        serve.resolve_model = lambda name, **_: None  # type: ignore[assignment]
     return serve.serve(config, ServerConfig(port=int(port), shutdown_timeout=float(timeout)))
 
 

@@ -35,7 +35,6 @@ def _one_of(*values: Any) -> Callable[[Any], bool]:
 
 _ONE_DEVICE = ForeignSetting(_one_of(1), "an engine runs on one device so far")
 _MEMORY = ForeignSetting(_number, "expected a number; set the size of the KV cache with kv_cache_memory_bytes")
-_NO_HUB = ForeignSetting(_one_of(None), "models are local files so far")
 _OWN_CHOICE = ForeignSetting(_flag, "expected True or False")
 
 FOREIGN: dict[str, ForeignSetting] = {
@@ -57,9 +56,8 @@ FOREIGN: dict[str, ForeignSetting] = {
     "quantization": ForeignSetting(_one_of(None), "weights are dequantised to dtype so far"),
     "kv_cache_dtype": ForeignSetting(_one_of("auto"), "the KV cache has the run dtype so far"),
     "load_format": ForeignSetting(_one_of("auto"), "the format is read from the files"),
-    "revision": _NO_HUB,
-    "tokenizer_revision": _NO_HUB,
-    "download_dir": _NO_HUB,
+    "tokenizer_revision": ForeignSetting(_one_of(None), "the tokenizer is read from the model's files"),
+    "download_dir": ForeignSetting(_one_of(None), "files from a hub go where HF_HOME or HF_HUB_CACHE says"),
     "enable_lora": ForeignSetting(_one_of(False), "there are no adapters so far"),
 }
 

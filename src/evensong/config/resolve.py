@@ -68,8 +68,16 @@ def check_server(config: ServerConfig) -> ServerConfig:
         raise ConfigError(f"--port must be in 0..65535, got {config.port}")
     _at_least("max_request_bytes", config.max_request_bytes, 1024)
     _at_least("max_n", config.max_n, 1)
-    if not 0 <= config.shutdown_timeout <= 86400:
-        raise ConfigError(f"--shutdown-timeout must be in 0..86400 seconds, got {config.shutdown_timeout}")
+    for name in ("shutdown_timeout", "read_timeout", "stall_timeout", "timeout_keep_alive"):
+        seconds = getattr(config, name)
+        if not 0 <= seconds <= 86400:
+            raise ConfigError(f"--{name.replace('_', '-')} must be in 0..86400 seconds, got {seconds}")
+    if any(not key.strip() or key != key.strip() for key in config.api_key):
+        raise ConfigError("--api-key must not be empty, nor begin or end with a space")
+    if config.ssl_cert_reqs not in (0, 1, 2):
+        raise ConfigError(f"--ssl-cert-reqs must be 0, 1 or 2, got {config.ssl_cert_reqs}")
+    if config.root_path and (not config.root_path.startswith("/") or config.root_path.endswith("/")):
+        raise ConfigError(f"--root-path must begin with / and not end with it, got {config.root_path!r}")
     return config
 
 
@@ -87,6 +95,8 @@ def check_type(name: str, value: Any, hint: Any) -> Any:
         if any(_matches(value, option) for option in options):
             return value
         raise ConfigError(f"{name} cannot be {value!r}; expected {' or '.join(_shown(o) for o in options)}")
+    if origin is tuple and isinstance(value, list):
+        value = tuple(value)
     if not _matches(value, hint):
         raise ConfigError(f"{name} cannot be {value!r}; expected {_shown(hint)}")
     return float(value) if hint is float else value
@@ -97,6 +107,8 @@ def _matches(value: Any, hint: Any) -> bool:
         return value is None
     if typing.get_origin(hint) is typing.Literal:
         return value in typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_matches(item, typing.get_args(hint)[0]) for item in value)
     if typing.get_origin(hint) is dict:
         return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     if hint is bool:
@@ -113,6 +125,8 @@ def _shown(hint: Any) -> str:
         return "none"
     if typing.get_origin(hint) is typing.Literal:
         return ", ".join(typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"a list of {_shown(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is dict:
         return "an object with text for keys"
     return str(getattr(hint, "__name__", hint))
@@ -145,3 +159,7 @@ def _check_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
         raise ConfigError(f"step_seconds must be in 0.01..60, got {scheduler.step_seconds}")
     _at_least("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0)
     _at_least("max_num_queued_reqs", scheduler.max_num_queued_reqs, 1)
+    for name in ("request_timeout", "queue_timeout"):
+        seconds = getattr(scheduler, name)
+        if seconds is not None and not 0 < seconds <= 1e9:
+            raise ConfigError(f"{name} must be above 0 and at most 1e9 seconds, got {seconds}")

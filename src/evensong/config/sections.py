@@ -22,7 +22,8 @@ def setting(default: Any, help: str, *flags: str, choices: tuple[str, ...] = (),
 class ModelConfig:
     """Which model runs, and in which numeric mode."""
 
-    model: str = setting("demo", "a folder, a .gguf file, or demo")
+    model: str = setting("demo", "a folder, a .gguf file, a name on the hub (org/name, org/name:Q4_K_M), or demo")
+    revision: str | None = setting(None, "branch, tag or commit of a model on the hub (default: main)")
     served_model_name: str | None = setting(None, "name in the API (default: MODEL as given)")
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = setting(
         "auto",
@@ -77,6 +78,13 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = setting(True, "compute long prompts over several steps")
     long_prefill_token_threshold: int = setting(0, "most tokens of one prompt in a step; 0: no limit of its own")
     max_num_queued_reqs: int = setting(1024, "most requests that wait; beyond it 429")
+    scheduling_policy: Literal["priority", "fcfs"] = setting(
+        "priority",
+        "priority: requests with a lower priority number go first; fcfs: that number is ignored",
+        choices=("priority", "fcfs"),
+    )
+    request_timeout: float | None = setting(None, "seconds that a request may take in all (default: no limit)")
+    queue_timeout: float | None = setting(None, "seconds that a request may wait to begin (default: no limit)")
 
 
 @dataclass(frozen=True)
@@ -115,9 +123,31 @@ class ServerConfig:
 
     host: str = setting("127.0.0.1", "address to listen on (vLLM listens on all interfaces by default)")
     port: int = setting(8000, "port to listen on; 0 takes a free one")
-    api_key: str | None = setting(None, "key that requests must bear (default: $EVENSONG_API_KEY)")
+    api_key: tuple[str, ...] = setting(
+        (), "key that requests must bear; several: repeated, or with commas (default: $EVENSONG_API_KEY)", metavar="KEY"
+    )
     metrics_no_auth: bool = setting(False, "leave /metrics open when a key is set")
     max_request_bytes: int = setting(16 * 1024 * 1024, "largest request body in bytes")
+    read_timeout: float = setting(
+        60.0, "seconds in which the headers of a request, and then its body, must have come; 0: no limit"
+    )
+    stall_timeout: float = setting(
+        10.0, "seconds without progress, though there is work, after which /health/progress is 503"
+    )
+    timeout_keep_alive: int = setting(5, "seconds that an idle connection is kept")
+    allowed_origins: tuple[str, ...] = setting(
+        (), "origins of web pages that may call (CORS), * for any; a JSON list, or with commas", metavar="ORIGINS"
+    )
+    allowed_methods: tuple[str, ...] = setting(("*",), "methods that such pages may use", metavar="METHODS")
+    allowed_headers: tuple[str, ...] = setting(("*",), "headers that such pages may send", metavar="HEADERS")
+    allow_credentials: bool = setting(False, "let such pages send cookies and other credentials")
+    ssl_certfile: str | None = setting(None, "certificate, with its chain, in PEM: serve HTTPS", metavar="FILE")
+    ssl_keyfile: str | None = setting(None, "its private key in PEM (default: in --ssl-certfile)", metavar="FILE")
+    ssl_ca_certs: str | None = setting(None, "certificates that vouch for clients', in PEM", metavar="FILE")
+    ssl_cert_reqs: int = setting(0, "clients' certificates: 0 not asked for, 1 checked if sent, 2 required")
+    root_path: str = setting("", "path under which a proxy shows this server", metavar="PATH")
+    disable_fastapi_docs: bool = setting(False, "no /docs and no /openapi.json")
+    access_log: bool = setting(False, "a log line for each request", "--access-log")
     max_n: int = setting(128, "most choices (n) that a request may ask for")
     chat_template: str | None = setting(None, "file with a chat template, in place of the model's", metavar="FILE")
     trust_request_chat_template: bool = setting(

@@ -53,10 +53,12 @@ class LLM:
         use_tqdm: bool | ProgressBar = True,
         *,
         priority: Sequence[int] | None = None,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order. Prompts are texts, lists of token ids, or dicts.
 
-        `priority` holds one number a prompt; lower ones are more urgent.
+        `priority` holds one number a prompt; lower ones are more urgent. A prompt that is not done after `timeout`
+        seconds ends with what it has: finish_reason "abort", stop_reason "timeout".
         Raises RequestError naming the prompt that cannot be served; then nothing of the call is left running.
         Ctrl-C ends the call's requests at the end of a step, a second one at once; the engine can be used again.
         """
@@ -64,7 +66,8 @@ class LLM:
         if priority is not None and len(priority) != len(listed):
             raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(priority)}", param="priority")
         params = self._params(sampling_params, len(listed))
-        return self._run(listed, params, use_tqdm, [{"priority": own} for own in priority or [0] * len(listed)])
+        options = [{"priority": own, "timeout": timeout} for own in priority or [0] * len(listed)]
+        return self._run(listed, params, use_tqdm, options)
 
     def chat(
         self,
@@ -76,6 +79,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """The assistant's answer to each conversation; `messages` is one conversation or a list of them.
 
@@ -88,7 +92,7 @@ class LLM:
         template = self.llm_engine.front.inputs.chat_template
         if chat_template is not None:
             template = ChatTemplate(chat_template, template.special_tokens)
-        options: dict[str, Any] = {
+        rendering: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "kwargs": chat_template_kwargs,
@@ -96,12 +100,13 @@ class LLM:
         prompts: list[Prompt] = []
         for index, conversation in enumerate(conversations):
             try:
-                prompts.append(template.render(conversation, **options))
+                prompts.append(template.render(conversation, **rendering))
             except RequestError as error:
                 raise _of_prompt(index, error) from error
         # The template writes the special tokens itself.
         params = self._params(sampling_params, len(prompts))
-        return self._run(prompts, params, use_tqdm, [{"add_special_tokens": False}] * len(prompts))
+        options = {"add_special_tokens": False, "timeout": timeout}
+        return self._run(prompts, params, use_tqdm, [options] * len(prompts))
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

@@ -12,8 +12,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
     `request_id` is unique among all requests that a core ever sees. `params` is resolved at first admission: `seed`
     and `max_tokens` are set, `n` is 1. `prompt_logprobs_delivered` counts the prompt tokens after the first whose
-    log-probabilities the front end has, if it asks for them. `attempt` counts submissions of the same
-    request; every output names it. `arrival_time` is in seconds of the wall clock.
+    log-probabilities the front end has, if it asks for them. `attempt` counts submissions of the same request; every
+    output names it. `arrival_time` is in seconds of the wall clock. Of two priorities the lower number is more urgent.
     """
 
     request_id: str
@@ -27,6 +27,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     priority: int = 0
     cache_salt: str | None = None
     prompt_logprobs_delivered: int = 0
+    # Seconds from its arrival in which it must be done; 0: no limit of its own.
+    timeout: float = 0.0
 
 
 class AbortRequests(msgspec.Struct, array_like=True):

@@ -26,10 +26,14 @@ class Budget:
         self.limits = limits
         self.left = limits.max_num_batched_tokens
 
-    def share(self, wanted: int, more: int = 0) -> int:
-        """Tokens that a request which wants `wanted` may compute now, or with `more` in the budget; 0: it must wait."""
+    def share(self, wanted: int, *, more: int = 0, leave: int = 0) -> int:
+        """Tokens that a request which wants `wanted` may compute now; 0: it must wait.
+
+        `more` tokens could be given back to the budget first; `leave` are for others, unless it would be left none.
+        """
         threshold = self.limits.long_prefill_token_threshold
         left = self.left + more
+        left -= max(min(leave, left - 1), 0)
         if self.limits.enable_chunked_prefill:
             if threshold:
                 wanted = min(wanted, threshold)

@@ -82,7 +82,7 @@ def end_without_token(request: Request, output: ModelOutput) -> EngineCoreOutput
 def final_output(
     request: Request, reason: FinishReason, error: ErrorBody | None = None, stop_reason: str | None = None
 ) -> EngineCoreOutput:
-    """The last output of a request that ends without a token: aborted, failed, or left without a choice."""
+    """The last output of a request that ends without a token: aborted, failed, over its time, or out of choices."""
     return EngineCoreOutput(
         request_id=request.request_id,
         attempt=request.source.attempt,

@@ -18,9 +18,8 @@ from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutpu
 from evensong.scheduler.admission import check_fits
 from evensong.scheduler.budget import Budget, SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
-from evensong.scheduler.queue import WaitingQueue
+from evensong.scheduler.policy import Policy
 from evensong.scheduler.request import Request, RequestStatus
-from evensong.scheduler.urgency import displaceable, least_urgent
 
 Outputs = dict[int, list[EngineCoreOutput]]
 
@@ -48,11 +47,19 @@ def _anyone(request: Request) -> bool:
 class Scheduler:
     """Who runs next. The only writer, with commit, of Request; called by one thread."""
 
-    def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheManager, *, check: bool = False) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv_cache: KVCacheManager,
+        *,
+        policy: Policy | None = None,
+        check: bool = False,
+    ) -> None:
         self.limits = limits
         self.kv_cache = kv_cache
         self.requests: dict[str, Request] = {}
-        self.waiting = WaitingQueue()
+        self.policy = policy or Policy()
+        self.waiting = self.policy.waiting
         # In order of admission: of equals the last one gives way first.
         self.running: list[Request] = []
         # Which waiting requests may get a slot; the others keep their places.
@@ -81,14 +88,17 @@ class Scheduler:
         self.waiting.append(request)
         return Admission(request.request_id, source.attempt, self.kv_cache.num_tokens_in(hit))
 
-    def finish_requests(self, request_ids: Iterable[str], reason: FinishReason) -> Outputs:
-        """Ends requests before their time; ids that are not known are ignored. Returns their last outputs."""
+    def finish_requests(
+        self, request_ids: Iterable[str], reason: FinishReason, stop_reason: str | None = None
+    ) -> Outputs:
+        """Ends requests early; ids that are not known are ignored. Returns their last outputs."""
         outputs: Outputs = {}
         for request_id in request_ids:
             request = self.requests.get(request_id)
             if request is not None:
                 self._finish(request)
-                outputs.setdefault(request.source.client_index, []).append(final_output(request, reason))
+                last = final_output(request, reason, stop_reason=stop_reason)
+                outputs.setdefault(request.source.client_index, []).append(last)
         return outputs
 
     def has_requests(self) -> bool:
@@ -205,13 +215,15 @@ class Scheduler:
         """Tokens for requests that run. Where the budget ends early, the next step starts with those left out."""
         order = self.running[self._first_to_serve :] + self.running[: self._first_to_serve]
         self._first_to_serve = 0
+        waits = len(order) < self.limits.max_num_seqs or self.policy.may_displace(order)
+        leave = self.policy.order(order, waits, plan.budget.left)
         for request in order:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one that came before it in this step
             wanted = request.num_tokens - request.num_computed_tokens
             if wanted == 0:
                 continue  # its next token is not known yet
-            count = plan.budget.share(wanted)
+            count = plan.budget.share(wanted, leave=leave.get(request.request_id, 0))
             if count == 0:
                 self._first_to_serve = self.running.index(request)
                 break
@@ -227,7 +239,7 @@ class Scheduler:
             grown = self.kv_cache.grow(request.request_id, num_tokens)
             if grown is not None:
                 return grown
-            victim = least_urgent(self.running)
+            victim = self.policy.gives_way(self.running)
             self._preempt(victim, plan)
             if victim is request:
                 return None
@@ -255,7 +267,7 @@ class Scheduler:
                 continue
             free_slot = not blocked and len(self.running) + num_behind_writers < self.limits.max_num_seqs
             by_age = self.waiting.is_aged(request)
-            if not free_slot and not by_age and not self._victims(request):
+            if not free_slot and not by_age and not self.policy.displaceable(self.running, request, self._step_id + 1):
                 break
             hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
             if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, hit):
@@ -266,21 +278,11 @@ class Scheduler:
                 if not by_age:
                     break
 
-    def _candidates(self) -> list[Request]:
-        """Waiting requests in order; none where all slots are taken by requests as urgent as the first of them."""
-        if len(self.running) >= self.limits.max_num_seqs and (
-            not self.waiting.mixed
-            or not self.waiting
-            or self.waiting.most_urgent >= max(request.rank.urgency for request in self.running)
-        ):
-            return []
+    def _candidates(self) -> Iterable[Request]:
+        """Waiting requests in order; none where all slots are taken by requests that nobody may displace."""
+        if len(self.running) >= self.limits.max_num_seqs and not self.policy.may_displace(self.running):
+            return ()
         return self.waiting.candidates(self._step_id)
-
-    def _victims(self, request: Request) -> list[Request]:
-        """Whom `request` may displace in this step, the first to go first."""
-        if not self.waiting.mixed or self.waiting.is_aged(request):
-            return []
-        return displaceable(self.running, request, self._step_id + 1)
 
     def _awaits_writer(self, request: Request, hit: list[int]) -> bool:
         """True when a running request computes the prefix that this one lacks: one as urgent, for the others wait."""
@@ -289,8 +291,7 @@ class Scheduler:
         if not self.kv_cache.awaits_writer(hashes, num_cached, request.num_tokens):
             return False
         return any(
-            other.rank.urgency <= request.rank.urgency
-            and other.block_hashes[num_hit : num_hit + 1] == [hashes[num_hit]]
+            not self.policy.is_behind(other, request) and other.block_hashes[num_hit : num_hit + 1] == [hashes[num_hit]]
             for other in self.running
         )
 
@@ -310,7 +311,7 @@ class Scheduler:
 
     def _displace(self, request: Request, hit: list[int], plan: _Plan) -> bool:
         """Preempts as many less urgent requests as `request` needs to start; none where all of them would not do."""
-        victims = self._victims(request)
+        victims = self.policy.displaceable(self.running, request, self._step_id + 1)
         tokens = sum(plan.scheduled.get(victim.request_id, 0) for victim in victims)
         if (
             not victims
@@ -360,6 +361,7 @@ class Scheduler:
             request.num_computed_tokens += count
             if request.num_computed_tokens == request.num_tokens:
                 sampling.append(request_id)
+        self.policy.sampled(self.requests[request_id] for request_id in sampling)
         released, self._released = self._released, []
         self._step_id += 1  # the id that _admit gave to requests that start in this plan
         return SchedulerOutput(self._step_id, plan.new, cached, plan.scheduled, sampling, released)

@@ -26,6 +26,11 @@ def switched_on(layer: int, config: Mapping[str, Any]) -> bool:
     return bool(config.get("use_sliding_window")) and layer >= int(config.get("max_window_layers", 0))
 
 
+def all_but_each_sixth(layer: int, config: Mapping[str, Any]) -> bool:
+    """Gemma 3: five layers with the window, then one without; older configurations name the length of that pattern."""
+    return (layer + 1) % max(int(config.get("sliding_window_pattern", 6)), 1) != 0
+
+
 def never(layer: int, config: Mapping[str, Any]) -> bool:
     """Llama: a window in its configuration means nothing."""
     return False
@@ -41,6 +46,8 @@ class Family:
     transformers fills in. `qkv_bias`: always biased, whatever the configuration says. `local_theta`: the rotary base of
     layers with a window, where it is another one. `scales_embedding`: by the root of the hidden size.
     `max_length_is_scaled`: max_position_embeddings counts linear rope scaling in already.
+    `text_config`: config.json may be that of a model with images; only the text part, in its text_config, is read.
+    `gguf_query_scalars`: query_pre_attn_scalar by number of layers, where it is not head_dim; GGUF files do not say it.
     """
 
     name: str
@@ -57,6 +64,8 @@ class Family:
     norm_weight_offset: float = 0.0
     scales_embedding: bool = False
     max_length_is_scaled: bool = False
+    text_config: bool = False
+    gguf_query_scalars: Mapping[int, float] = field(default_factory=dict)
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -78,6 +87,38 @@ FAMILIES: tuple[Family, ...] = (
         gguf="phi3",
         gguf_names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
         slides=every_layer,
+    ),
+    Family(
+        "gemma3",
+        "gemma3.Gemma3ForCausalLM",
+        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        gguf="gemma3",
+        gguf_names={
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        defaults={
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "max_position_embeddings": 131072,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+        },
+        slides=all_but_each_sixth,
+        activation="gelu_tanh",
+        local_theta=10000.0,
+        norm_weight_offset=1.0,
+        scales_embedding=True,
+        max_length_is_scaled=True,
+        text_config=True,
+        gguf_query_scalars={62: 168.0},
     ),
 )
 

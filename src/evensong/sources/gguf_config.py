@@ -70,6 +70,7 @@ def describe_gguf(path: Path) -> ModelDescription:
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         activation=family.activation,
         embedding_scale=hidden**0.5 if family.scales_embedding else 1.0,
+        query_pre_attn_scalar=family.gguf_query_scalars.get(num_layers),
     )
 
 

@@ -29,7 +29,7 @@ def describe_folder(path: Path) -> ModelDescription:
     """
     stored = read_json(path / "config.json")
     family = _family(stored)
-    config = {**family.defaults, **{key: value for key, value in stored.items() if value is not None}}
+    config = {**family.defaults, **_text_part(stored, family)}
     _refuse_unsupported(config)
     hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
     num_layers, head_dim = whole(config, "num_hidden_layers"), whole(config, "head_dim", hidden // max(heads, 1))
@@ -72,6 +72,16 @@ def describe_folder(path: Path) -> ModelDescription:
 def _family(config: Mapping[str, Any]) -> Family:
     names = config.get("architectures")
     return family_of_architecture(str(names[0]) if isinstance(names, list) and names else "?")
+
+
+def _text_part(stored: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """What config.json says of the text model, without nulls; of a model with images, its ends of text count too."""
+    config = {key: value for key, value in stored.items() if value is not None}
+    text = config.get("text_config") if family.text_config else None
+    if text is None:
+        return config
+    eos = token_ids(config.get("eos_token_id")) + token_ids(text.get("eos_token_id"))
+    return {**config, **{key: value for key, value in text.items() if value is not None}, "eos_token_id": eos}
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:

@@ -23,10 +23,7 @@ def load_model_description(source: ModelSource) -> ModelDescription:
         what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"the configuration of the model {source.name!r} cannot be used: {what}") from error
     check_description(description, source.name)
-    description = _without_idle_windows(description)
-    if any(description.layer_windows):
-        raise ConfigError("a model with a sliding window is not supported yet")
-    return description
+    return _without_idle_windows(description)
 
 
 def _without_idle_windows(model: ModelDescription) -> ModelDescription:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ _GGUF_LAYER = {
 }
 # Tables that a file may carry and that are computed here.
 _IGNORED = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|.*\.rotary_emb\.inv_freq")
+# Checkpoints of models with images: the text model's tensors, and what belongs to images.
+_TEXT = re.compile(r"(?:language_model\.model|model\.language_model)\.|language_model\.(?=lm_head\.)")
+_IMAGES = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 _HASH_WHOLE_BYTES = 256 * 10**6
 _HASH_HEAD_BYTES = 32 << 20
 _STRIDE_BYTES = 1 << 20
@@ -149,7 +152,16 @@ def _from_folder(path: Path) -> list[TensorEntry]:
     for file in _folder_files(path):
         for name, (dtype, shape, data) in read_safetensors(file).items():
             entries[name] = TensorEntry(name, dtype, shape, data)
+    if any(_TEXT.match(name) for name in entries):
+        return [replace(entry, name=_text_name(name)) for name, entry in entries.items() if not _IMAGES.match(name)]
     return list(entries.values())
+
+
+def _text_name(name: str) -> str:
+    match = _TEXT.match(name)
+    if match is None:
+        return name
+    return name[match.end() :] if name.startswith("language_model.lm_head.") else f"model.{name[match.end() :]}"
 
 
 def _folder_files(path: Path) -> list[Path]:

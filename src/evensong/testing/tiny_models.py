@@ -17,7 +17,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True)
 class TinyLlama:
-    """Sizes of a tiny model of the Llama family. `vocab_size` counts its padding: only 257 ids have a token."""
+    """Sizes of a tiny model of the Llama family. `vocab_size` counts its padding: only 257 ids have a token.
+
+    `window`, if any: the layers of `layers_with_window` have it, and the model is a Mistral.
+    """
 
     vocab_size: int = 272
     hidden_size: int = 64
@@ -28,6 +31,8 @@ class TinyLlama:
     max_position_embeddings: int = 512
     dtype: str = "float32"
     seed: int = 0
+    window: int | None = None
+    layers_with_window: tuple[int, ...] = (0, 1)
 
     @property
     def head_dim(self) -> int:
@@ -61,6 +66,14 @@ def write_tiny_llama(folder: Path, model: TinyLlama | None = None) -> Path:
         "torch_dtype": model.dtype,
         "eos_token_id": EOS_TOKEN_ID,
     }
+    if model.window is not None:
+        kinds = ["sliding" if i in model.layers_with_window else "full" for i in range(model.num_layers)]
+        config |= {
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "sliding_window": model.window,
+            "layer_types": [f"{kind}_attention" for kind in kinds],
+        }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS_TOKEN, "chat_template": TEMPLATE}))
     byte_tokenizer().save(str(folder / "tokenizer.json"))

@@ -34,7 +34,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def base_url(listener: socket.socket) -> str:
+def base_url(listener: socket.socket, scheme: str = "http") -> str:
     """Where a client on this machine reaches `listener`: a wildcard address is shown as the loopback one."""
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
@@ -42,7 +42,7 @@ def base_url(listener: socket.socket) -> str:
         host = "127.0.0.1"
     elif address.version == 6:
         host = f"[{host}]"
-    return f"http://{host}:{port}"
+    return f"{scheme}://{host}:{port}"
 
 
 def _why_not(host: str, port: int, error: OSError) -> str:

@@ -42,7 +42,7 @@ class Worker:
         if self._device.type == "cpu":
             # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
             torch.set_num_threads(intra_op_threads())
-        source = resolve_model(config.model.model, progress=False)
+        source = resolve_model(config.model.model, revision=config.model.revision, progress=False, fetched=True)
         self._description = load_model_description(source)
         self._mode = numeric_mode(run_dtype(config.model.dtype, self._description.torch_dtype), self._device)
         # Both only read files, beside the loading of the weights.

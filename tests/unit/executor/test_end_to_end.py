@@ -9,6 +9,7 @@ import pytest
 
 from evensong.config.sections import EngineConfig, ModelConfig
 from evensong.executor.uniproc import UniProcExecutor
+from evensong.kvcache.layout import group_layers
 from evensong.kvcache.manager import KVCacheManager
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import TokenLogprobs
@@ -30,11 +31,20 @@ KINDS = (
 Answer = tuple[list[int], list[TokenLogprobs], str]
 
 
-@pytest.fixture(scope="module")
-def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UniProcExecutor]:
-    folder = write_tiny_llama(tmp_path_factory.mktemp("tiny"), TinyLlama(dtype="bfloat16"))
+MODELS = {
+    "full attention": TinyLlama(dtype="bfloat16"),
+    "a window": TinyLlama(dtype="bfloat16", window=9),
+    "a hybrid": TinyLlama(dtype="bfloat16", num_layers=3, window=14, layers_with_window=(0, 2)),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def executor(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[UniProcExecutor]:
+    folder = write_tiny_llama(tmp_path_factory.mktemp("tiny"), MODELS[request.param])
     executor = UniProcExecutor(EngineConfig(model=ModelConfig(model=str(folder), device="cpu")))
-    executor.initialize_from_config(KVCacheConfig(400, BLOCK), 256)
+    groups = group_layers(executor.get_kv_cache_specs())
+    assert len(groups) == (3 if request.param == "a hybrid" else 1)
+    executor.initialize_from_config(KVCacheConfig(400 * len(groups), BLOCK, groups), 256)
     yield executor
     executor.shutdown()
 
@@ -55,7 +65,11 @@ def run(
     executor: UniProcExecutor, requests: list[EngineCoreRequest], num_blocks: int, budget: int, seats: int
 ) -> tuple[dict[str, Answer], Scheduler]:
     limits = SchedulerLimits(max_num_seqs=seats, max_num_batched_tokens=budget, max_model_len=num_blocks * BLOCK)
-    scheduler = Scheduler(limits, KVCacheManager(num_blocks, BLOCK, fingerprint="f"), check=True)
+    windows = [group.window for group in group_layers(executor.get_kv_cache_specs())]
+    kv_cache = KVCacheManager(
+        num_blocks * len(windows), BLOCK, fingerprint="f", windows=windows, max_step_tokens=budget
+    )
+    scheduler = Scheduler(limits, kv_cache, check=True)
     answers: dict[str, Answer] = {request.request_id: ([], [], "") for request in requests}
     for request in requests:
         scheduler.add_request(request)

@@ -74,7 +74,8 @@ def write_gguf(
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     for name, value in metadata.items():
         key = f"{architecture}.{name.replace('__', '.')}"
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
@@ -91,6 +92,8 @@ def write_gguf(
             values = interleave(values, config.num_attention_heads)
         elif architecture == "llama" and "k_proj" in name:
             values = interleave(values, config.num_key_value_heads)
+        elif architecture == "gemma3" and "norm" in name:
+            values = values + 1
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), values)
     for name, value in (extra or {}).items():
         writer.add_tensor(name, value.numpy())

@@ -13,6 +13,7 @@ import transformers
 from evensong.kernels.dispatch import OPS
 from evensong.kernels.mode import NumericMode
 from evensong.sources.families import FAMILIES
+from evensong.testing.tiny_models import byte_tokenizer
 from tests.unit.models.random_models import SMALL, VOCAB_SIZE, logits, random_model, write_gguf
 from tests.unit.models.stepping import Stepper, load
 
@@ -34,6 +35,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 100}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+FULL, SLIDING = "full_attention", "sliding_attention"
 Config = transformers.PreTrainedConfig
 # A configuration of each kind that changes what is computed, by family.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -51,18 +53,42 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "linear scaling": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LINEAR),
     },
     "mistral": {
-        "no window": lambda: transformers.MistralConfig(**SMALL, head_dim=32, sliding_window=None, rms_norm_eps=1e-6)
+        "no window": lambda: transformers.MistralConfig(**SMALL, head_dim=32, sliding_window=None, rms_norm_eps=1e-6),
+        "a window": lambda: transformers.MistralConfig(**SMALL, head_dim=32, sliding_window=70, rms_norm_eps=1e-6),
     },
     "qwen2": {
         "untied": lambda: transformers.Qwen2Config(
             **SMALL, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
         ),
         "tied, yarn": lambda: transformers.Qwen2Config(**SMALL, tie_word_embeddings=True, rope_parameters=YARN),
+        "windows in upper layers": lambda: transformers.Qwen2Config(
+            **SMALL, use_sliding_window=True, sliding_window=130, max_window_layers=1
+        ),
     },
     "qwen3": {
         "untied": lambda: transformers.Qwen3Config(**SMALL, head_dim=16),
         "tied, biases": lambda: transformers.Qwen3Config(
             **SMALL, head_dim=8, tie_word_embeddings=True, attention_bias=True
+        ),
+    },
+    "gemma3": {
+        "windows and scaling": lambda: transformers.Gemma3TextConfig(
+            **{**SMALL, "num_hidden_layers": 7},
+            head_dim=16,
+            sliding_window=50,
+            query_pre_attn_scalar=16,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+        # Five layers with a window, two without: groups of two, one of them short.
+        "groups of two": lambda: transformers.Gemma3TextConfig(
+            **{**SMALL, "num_hidden_layers": 7},
+            head_dim=16,
+            sliding_window=130,
+            query_pre_attn_scalar=24,
+            layer_types=[FULL if layer in (2, 6) else SLIDING for layer in range(7)],
         ),
     },
     "phi3": {
@@ -87,6 +113,11 @@ GGUF = {
         "rope__scaling__original_context_length": 100,
     },
     ("qwen3", "untied"): {},
+    ("gemma3", "windows and scaling"): {
+        "attention__sliding_window": 50,
+        "rope__scaling__type": "linear",
+        "rope__scaling__factor": 8.0,
+    },
     ("phi3", "plain"): {},
     ("phi3", "longrope, part of a head"): {
         "rope__dimension_count": 12,
@@ -114,6 +145,28 @@ def test_logits_against_transformers(family: str, case: str, tmp_path: Path) -> 
     expected = logits(theirs, tokens)
     assert expected.abs().max() > 0.5
     assert (Stepper(ours).run(tokens, 100) - expected).abs().max() < 1e-3
+
+
+def test_the_text_part_of_a_model_with_images(tmp_path: Path) -> None:
+    text = CONFIGS["gemma3"]["windows and scaling"]()
+    vision: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    torch.manual_seed(0)
+    theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    theirs.save_pretrained(tmp_path)
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    tokens = tokens_of(200)
+    expected = logits(theirs, tokens)
+    assert expected.abs().max() > 0.5
+    assert (Stepper(load(str(tmp_path), "float32")[0]).run(tokens, 100) - expected).abs().max() < 1e-3
 
 
 def test_longrope_goes_by_the_fitted_length(tmp_path: Path) -> None:
@@ -153,14 +206,18 @@ def test_a_gguf_file_gives_the_same_bits_as_the_folder(family: str, case: str, t
     assert torch.equal(ours, expected) if exact else (ours - expected).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+MODES = {
+    "float32": NumericMode("float32", torch.float32, torch.float32, torch.float32),
+    "widened": NumericMode("bfloat16-widened", torch.bfloat16, torch.float32, torch.bfloat16),
+    "native": NumericMode("bfloat16", torch.bfloat16, torch.bfloat16, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", ["float32", "widened"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "phi3"])
-def test_chunks_and_neighbours_change_no_bit(family: str, dtype: str, tmp_path: Path) -> None:
+def test_chunks_and_neighbours_change_no_bit(family: str, mode: str, tmp_path: Path) -> None:
     random_model(list(CONFIGS[family].values())[-1](), tmp_path)
-    mode = NumericMode("float32", torch.float32, torch.float32, torch.float32)
-    if dtype == "bfloat16":
-        mode = NumericMode("bfloat16-widened", torch.bfloat16, torch.float32, torch.bfloat16)
-    model = load(str(tmp_path), "float32", mode, OPS["cpu"])[0]
+    model = load(str(tmp_path), "float32", MODES[mode], OPS["cpu"])[0]
     tokens = tokens_of(200)
     whole = Stepper(model).run(tokens, 200)
     assert whole.isfinite().all()
@@ -172,3 +229,41 @@ def test_chunks_and_neighbours_change_no_bit(family: str, dtype: str, tmp_path: 
     stepper.step([(sequence, 1) for sequence in sequences])
     for sequence in sequences:
         assert torch.equal(sequence.all_logits(), whole[: len(sequence.tokens)])
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        ("mistral", "a window"),
+        ("qwen2", "windows in upper layers"),
+        ("gemma3", "windows and scaling"),
+        ("gemma3", "groups of two"),
+    ],
+)
+def test_a_window_changes_no_bit_in_any_chunks_or_after_a_hit(
+    family: str, case: str, mode: str, tmp_path: Path
+) -> None:
+    """Blocks that were given back hold NaN: in chunks, token by token, on another's prefix, computed a second time."""
+    random_model(CONFIGS[family][case](), tmp_path)
+    model = load(str(tmp_path), "float32", MODES[mode], OPS["cpu"])[0]
+    tokens = tokens_of(280)
+    whole = Stepper(model).run(tokens, 280)
+    assert whole.isfinite().all()
+    for chunk, block_size in ((7, 16), (100, 5)):
+        assert torch.equal(Stepper(model, block_size=block_size, seed=chunk).run(tokens, chunk), whole)
+    stepper = Stepper(model, block_size=8)
+    one, other = stepper.sequence(tokens), stepper.sequence(tokens[:203])
+    stepper.step([(one, 190), (other, 61)])
+    stepper.step([(other, 141)])
+    while one.computed < 240:
+        stepper.step([(one, 1), *([(other, 1)] if other.computed < 203 else [])])
+    # On what the other one has left, while that one goes on; and from the start again, as after a preemption.
+    hit, again = stepper.sharing(one, tokens), stepper.sequence(tokens)
+    assert hit.computed == 240
+    stepper.step([(again, 250), (hit, 40), (one, 40)])
+    stepper.step([(again, 30)])
+    assert torch.equal(other.all_logits(), whole[:203])
+    assert torch.equal(hit.all_logits(), whole[240:])
+    for sequence in (one, again):
+        assert torch.equal(sequence.all_logits(), whole)

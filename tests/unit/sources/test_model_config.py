@@ -15,7 +15,7 @@ from evensong.protocol.errors import ConfigError
 from evensong.sources.model_config import load_model_description
 from evensong.sources.model_description import ModelDescription, Rope
 from evensong.sources.resolve import ModelSource
-from tests.unit.sources.files import VOCAB_SIZE, tiny_folder, tiny_gguf
+from tests.unit.sources.files import CONFIG, VOCAB_SIZE, tiny_folder, tiny_gguf
 
 TINY = ModelDescription(
     family="llama",
@@ -101,6 +101,31 @@ def test_mistral_without_a_window(tmp_path: Path) -> None:
 def test_a_window_that_hides_nothing_is_none(tmp_path: Path) -> None:
     model = folder(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128)
     assert model.layer_windows == (None, None)
+    model = folder(tmp_path, architectures=["MistralForCausalLM"], sliding_window=127)
+    assert model.layer_windows == (127, 127)
+
+
+def test_gemma3_in_the_spellings_of_its_files(tmp_path: Path) -> None:
+    """Most of it left out, as in files of the older spelling; and the text part of a model with images."""
+    text = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 7,
+        "sliding_window": 32,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "eos_token_id": 1,
+    }
+    older = folder(tmp_path, **{**dict.fromkeys(CONFIG), **text, "architectures": ["Gemma3ForCausalLM"]})
+    assert older.layer_windows == (32,) * 5 + (None, 32)
+    assert older.layer_ropes == (Rope(10000.0),) * 5 + (Rope(1e6, (8.0,) * 128), Rope(10000.0))
+    assert (older.num_heads, older.num_kv_heads, older.head_dim) == (8, 4, 256)
+    assert (older.norm_weight_offset, older.embedding_scale, older.query_pre_attn_scalar) == (1.0, 8.0, 256.0)
+    assert older.activation == "gelu_tanh" and older.tie_word_embeddings and older.max_position_embeddings == 131072
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
+    images = folder(tmp_path, **{**dict.fromkeys(CONFIG), **outer})
+    assert images.eos_token_ids == (1, 106) and images.layer_windows == older.layer_windows
+    assert images.layer_ropes == older.layer_ropes
 
 
 def test_rope_scaling(tmp_path: Path) -> None:
@@ -126,7 +151,6 @@ def test_generation_config_adds_ends_of_text(tmp_path: Path) -> None:
         ({"architectures": ["llama"]}, "'llama' is not supported"),
         ({"architectures": None}, "supported"),
         ({"architectures": "LlamaForCausalLM"}, "supported"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding window"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "window of -1"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -262,8 +286,7 @@ def test_windows_by_family(tmp_path: Path) -> None:
     """Only what the family's own code does with the same words."""
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "max_window_layers": 1}
     assert folder(tmp_path, **qwen).layer_windows == (None, None)
-    with pytest.raises(ConfigError, match="sliding window"):
-        folder(tmp_path, **qwen, use_sliding_window=True)
+    assert folder(tmp_path, **qwen, use_sliding_window=True).layer_windows == (None, 64)
     assert folder(tmp_path, **{**qwen, "max_window_layers": 2}, use_sliding_window=True).layer_windows == (None, None)
     assert folder(tmp_path, sliding_window=64).layer_windows == (None, None)
     with pytest.raises(ConfigError, match="layer_types"):

@@ -38,7 +38,9 @@ def test_what_can_be_resolved(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_missing_models(tmp_path: Path) -> None:
-    assert "no such folder or .gguf file" in refusal("HuggingFaceTB/SmolLM2-135M") and "hub" in refusal("a/b")
+    for name in ("HuggingFaceTB/SmolLM2-135M", "a/b:Q4_K_M"):
+        assert "no such folder or .gguf file" in refusal(name) and "hub" in refusal(name)
+    assert "no name on a hub" in refusal("none") and "no name on a hub" in refusal("a/b/c")
     assert "no such file" in refusal(str(tmp_path / "none.gguf"))
     for odd in ("", "\x00", "a\x00b", "x" * 5000, "~no-such-user-at-all/m", "line\nbreak", "/dev/null", "\udcff"):
         refusal(odd)

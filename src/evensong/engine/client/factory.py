@@ -9,7 +9,6 @@ from evensong.engine.client.base import AsyncCoreClient, SyncCoreClient
 from evensong.engine.client.inproc import AsyncInprocClient, InprocClient
 from evensong.engine.client.mp_async import AsyncMPClient
 from evensong.engine.client.mp_sync import SyncMPClient
-from evensong.sources.resolve import resolve_model
 
 
 @overload
@@ -24,8 +23,6 @@ def make_client(multiprocess_mode: bool, asyncio_mode: Literal[True], config: En
 
 def make_client(multiprocess_mode: bool, asyncio_mode: bool, config: EngineConfig) -> SyncCoreClient | AsyncCoreClient:
     """A client whose core is ready; it blocks until then. Raises ConfigError or EngineStartError in one line."""
-    # Fetched here, so that the caller's own stderr shows the progress; the core then finds it in the cache.
-    resolve_model(config.model.model)
     if multiprocess_mode:
         return AsyncMPClient.launch(config) if asyncio_mode else SyncMPClient(config)
     return AsyncInprocClient(config) if asyncio_mode else InprocClient(config)

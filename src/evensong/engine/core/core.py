@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from evensong.config.sections import EngineConfig
+from evensong.engine.core.deadlines import Deadlines
 from evensong.engine.core.gate import Gate
 from evensong.engine.core.plugins import load_general_plugins
 from evensong.engine.core.startup import initialize_kv_caches
@@ -76,6 +77,7 @@ class EngineCore:
             self.executor.register_failure_callback(self._executor_failed)
             resources = initialize_kv_caches(config, self.executor, learned, phases)
             self.scheduler = self._make_scheduler(config, resources)
+            self.deadlines = Deadlines(config.scheduler.request_timeout, config.scheduler.queue_timeout)
             self.progress = progress or ProgressPage()
             self.executor.watch_progress(self.progress.tick)
             self.gate = Gate(self.scheduler, self.progress)
@@ -95,7 +97,9 @@ class EngineCore:
     def add_request(self, request: EngineCoreRequest) -> Admission:
         """ADMITTED or REFUSED. Whatever admission raises is that request's answer; the core lives on."""
         try:
-            return self.scheduler.add_request(request)
+            admission = self.scheduler.add_request(request)
+            self.deadlines.watch(self.scheduler.requests[request.request_id])
+            return admission
         except RequestError as error:
             body = error.body()
         except Exception as error:  # a bug, or a part of another's
@@ -111,17 +115,18 @@ class EngineCore:
         """One step: outputs by client index, and whether the model ran. Raises what the workers raise."""
         if self.failure is not None:
             raise ExecutorFailed(f"the workers failed: {self.failure}")
+        outputs = self.end_overdue()
         if not self.gate.has_work():
-            return {}, False
+            return outputs, False
         plan = self.current_plan = self.scheduler.schedule()
         forward = self.executor.execute_model(plan)
         bitmask = self.scheduler.get_grammar_bitmask(plan)
         output = self.executor.sample_tokens(bitmask)
         forward.result()
         sampled = output.result()
-        outputs = self.process_aborts()
-        for client_index, new in self.scheduler.update_from_output(plan, sampled).items():
-            outputs.setdefault(client_index, []).extend(new)
+        for more in (self.process_aborts(), self.scheduler.update_from_output(plan, sampled)):
+            for client_index, new in more.items():
+                outputs.setdefault(client_index, []).extend(new)
         if self.check_each_step:
             self.scheduler.check_kv_cache()
         self.current_plan = None
@@ -143,6 +148,14 @@ class EngineCore:
                 return outputs
             for client_index, last in self.finish_requests(request_ids, FinishReason.ABORT).items():
                 outputs.setdefault(client_index, []).extend(last)
+
+    def end_overdue(self) -> Outputs:
+        """Ends the requests whose time is over."""
+        outputs: Outputs = {}
+        for request_id, reason in self.deadlines.overdue():
+            for client_index, last in self.scheduler.finish_requests([request_id], FinishReason.ABORT, reason).items():
+                outputs.setdefault(client_index, []).extend(last)
+        return outputs
 
     def shutdown(self) -> None:
         """Ends the workers; safe to call twice."""
@@ -168,6 +181,7 @@ class EngineCore:
             enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
             max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+            use_priorities=config.scheduler.scheduling_policy == "priority",
         )
         return Scheduler(limits, kv_cache)
 

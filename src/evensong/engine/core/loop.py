@@ -55,10 +55,11 @@ class CoreLoop:
             if idle and self._inbox.empty():
                 self._become_idle()
             try:
-                if idle and self._deadline is None:
+                held = idle and self._core.scheduler.has_requests()
+                if idle and self._deadline is None and not (held and self._core.deadlines.pending):
                     message = self._inbox.get()
-                elif idle and self._core.scheduler.has_requests():
-                    # A pause holds them, and the end is near.
+                elif held:
+                    # A pause holds them, and their time or ours ends.
                     message = self._inbox.get(timeout=HELD_POLL_SECONDS)
                 else:
                     message = self._inbox.get_nowait()

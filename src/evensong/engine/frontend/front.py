@@ -33,12 +33,13 @@ class ModelFiles:
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
 
 
-def load_model_files(config: EngineConfig, chat_template: str | None = None) -> ModelFiles:
-    """Tokenizer and description of the configured model; `chat_template` names a file that takes the place of its own.
+def load_model_files(config: EngineConfig, *, fetched: bool = False, chat_template: str | None = None) -> ModelFiles:
+    """Tokenizer and description of the configured model; a file `chat_template` takes the place of its own.
 
-    Raises ConfigError.
+    Where no launcher has `fetched` the model this does, so that the caller's own stderr shows the progress; the core
+    then finds it. Raises ConfigError.
     """
-    source = resolve_model(config.model.model, progress=False)
+    source = resolve_model(config.model.model, revision=config.model.revision, progress=not fetched, fetched=fetched)
     own = config.model
     defaults = load_generation_defaults(source, own.generation_config, own.override_generation_config)
     tokenizer = load_tokenizer(source)

@@ -12,10 +12,11 @@ from typing import Any
 
 from evensong.engine.frontend.chat_template import ChatTemplate
 from evensong.engine.frontend.param_rules import ParamRules
+from evensong.engine.frontend.service import check_priority, check_timeout
 from evensong.protocol.errors import RequestError
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.request import EngineCoreRequest
-from evensong.protocol.sampling_params import INT64_MAX, INT64_MIN, SamplingParams
+from evensong.protocol.sampling_params import SamplingParams
 from evensong.sources.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -72,11 +73,13 @@ class InputProcessor:
         add_special_tokens: bool = True,
         arrival_time: float | None = None,
         priority: int = 0,
+        timeout: float | None = None,
     ) -> ProcessedRequest:
         """The core requests of one user request. Raises RequestError naming the field that cannot be served."""
         params = self.rules.resolve(params)
         check_text(request_id, "request_id")
         check_priority(priority)
+        check_timeout(timeout)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = prompt["cache_salt"]
         if cache_salt is not None:
@@ -97,6 +100,7 @@ class InputProcessor:
                 eos_token_ids=self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                timeout=timeout or 0.0,
             )
             for index in range(params.n)
         ]
@@ -193,12 +197,6 @@ def check_text(value: object, field: str) -> None:
         raise RequestError(f"{field} must be text, got {value!r:.60}", param=field)
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise RequestError(f"{field} holds a lone surrogate, which UTF-8 cannot hold", param=field)
-
-
-def check_priority(priority: object) -> None:
-    """Raises RequestError for what is not a whole number of 64 bits."""
-    if isinstance(priority, bool) or not isinstance(priority, int) or not INT64_MIN <= priority <= INT64_MAX:
-        raise RequestError(f"priority must be an integer of 64 bits, got {priority!r:.40}", param="priority")
 
 
 def _params_of_choice(params: SamplingParams, index: int) -> SamplingParams:

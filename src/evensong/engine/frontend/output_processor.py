@@ -49,6 +49,11 @@ class OutputProcessor:
         """User requests that have not finished."""
         return len(self._requests)
 
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the oldest unfinished request came, in seconds of the wall clock; None when there is none."""
+        return next((state.metrics.arrival_time for state in self._requests.values()), None)
+
     def add(self, state: RequestState) -> None:
         """From now on outputs of the request's choices are accepted."""
         self._requests[state.choices[0].request.request_id] = state
@@ -69,6 +74,10 @@ class OutputProcessor:
         for _ in open_ids:
             self.metrics.finished("abort")
         return open_ids
+
+    def request_ids(self) -> list[str]:
+        """The users' ids of all requests that have not finished."""
+        return [state.request_id for state in self._requests.values()]
 
     def open_ids(self) -> list[str]:
         """Internal ids of everything that has not finished."""

@@ -20,7 +20,17 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
+        return action.help if action.default in (None, ()) else super()._get_help_string(action)
+
+
+class _Listed(argparse.Action):
+    """Values of a flag that may come several times; the first one replaces the default."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        given = f"_given_{self.dest}"
+        before = getattr(namespace, self.dest) if hasattr(namespace, given) else ()
+        setattr(namespace, given, True)
+        setattr(namespace, self.dest, (*before, *values))
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,6 +68,10 @@ def add_section_flags(parser: argparse.ArgumentParser, section: type, *, skip: S
         if hints[field.name] is bool:
             group.add_argument(*names, action=argparse.BooleanOptionalAction, **options)
             continue
+        if typing.get_origin(hints[field.name]) is tuple:
+            options |= {"action": _Listed, "type": _read_list, "metavar": field.metadata.get("metavar") or None}
+            group.add_argument(*names, **options)
+            continue
         if field.metadata.get("choices"):
             options["choices"] = field.metadata["choices"]
         else:
@@ -73,6 +87,19 @@ def section_values(namespace: argparse.Namespace, section: type) -> dict[str, An
     """The values of one section's flags, by field name."""
     values: Mapping[str, Any] = vars(namespace)
     return {f.name: values[f.name] for f in dataclasses.fields(section) if f.name in values}
+
+
+def _read_list(text: str) -> tuple[str, ...]:
+    """A JSON list of texts, or texts with commas between."""
+    if not text.startswith("["):
+        return tuple(part.strip() for part in text.split(","))
+    try:
+        items = json.loads(text)
+    except ValueError:
+        items = None
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list of texts")
+    return tuple(items)
 
 
 def _reader(hint: Any) -> Any:

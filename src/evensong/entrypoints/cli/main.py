@@ -28,7 +28,11 @@ def usage() -> str:
     """What `evensong --help` says."""
     lines = ["usage: evensong COMMAND [ARGUMENTS]", ""]
     lines += [f"  {name:<13}{text}" for name, (_, text) in COMMANDS.items()]
-    lines += ["", "MODEL is a folder, a .gguf file, or demo. `evensong COMMAND --help` lists a command's flags."]
+    lines += [
+        "",
+        "MODEL is a folder, a .gguf file, a name on the hub (org/name, org/name:Q4_K_M), or demo.",
+        "`evensong COMMAND --help` lists a command's flags.",
+    ]
     return "\n".join(lines)
 
 

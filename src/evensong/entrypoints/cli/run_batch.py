@@ -19,12 +19,13 @@ import msgspec
 from tqdm import tqdm
 
 from evensong.config.resolve import EngineArgs, resolve
-from evensong.config.sections import ENGINE_SECTIONS
+from evensong.config.sections import ENGINE_SECTIONS, ServerConfig
 from evensong.engine.async_llm import AsyncLLM
 from evensong.entrypoints.cli.flags import Parser, add_section_flags, section_values
 from evensong.entrypoints.http.app import create_app
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import ConfigError
+from evensong.utils.progress import ProgressPage
 
 FAILURE = 1
 URLS = ("/v1/chat/completions", "/v1/completions")
@@ -162,7 +163,7 @@ def make_parser() -> Parser:
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, one JSON object a line")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers; replaced if it is there")
     parser.add_argument("--resume", action="store_true", help="keep the output's answers and do what is missing")
-    parser.add_argument("--model", default="demo", help="a folder, a .gguf file, or demo")
+    parser.add_argument("--model", default="demo", help="a folder, a .gguf file, a name on the hub, or demo")
     for section in ENGINE_SECTIONS.values():
         add_section_flags(parser, section, skip=("model",))
     return parser
@@ -201,8 +202,8 @@ async def _run(settings: dict[str, Any], source: Path, output: BinaryIO, done: s
     """How many lines failed."""
     engine = AsyncLLM.from_engine_args(EngineArgs(**settings))
     try:
-        state = ServerState()
-        state.engine_config, state.engine = engine.config, engine
+        state = ServerState(engine.config, ServerConfig(), ProgressPage())
+        state.engine = engine
         # As over a socket: an error of the application is an answer with status 500, not an exception here.
         transport = httpx.ASGITransport(create_app(state), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None) as http:

@@ -29,6 +29,7 @@ from evensong.protocol.kv_spec import Resources
 from evensong.sources.resolve import resolve_model
 from evensong.utils.logging import configure_logging, get_logger
 from evensong.utils.net import ListenError, base_url, listening_socket
+from evensong.utils.tls import TLSError, server_context
 
 logger = get_logger(__name__)
 
@@ -89,7 +90,7 @@ class Server:
         self._server = server
         self._listener = listener
         self._limits = limits
-        self._url = base_url(listener)
+        self._url = base_url(listener, "https" if server.ssl_certfile else "http")
         self._began = time.monotonic()
         self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._signals = Signals(self._events)
@@ -140,7 +141,7 @@ class Server:
         self._signals.interrupt = True
         if self._signals.count:
             raise Interrupted
-        resolve_model(self._config.model.model)
+        resolve_model(self._config.model.model, revision=self._config.model.revision)
         self._signals.interrupt = False
 
     def _await_ready(self) -> Resources | None:
@@ -189,7 +190,7 @@ class Server:
             resources.max_num_seqs,
         )
         model = self._config.model.served_model_name or self._config.model.model
-        for line in ready_lines(self._url, model, with_key=self._server.api_key is not None):
+        for line in ready_lines(self._url, model, with_key=bool(self._server.api_key)):
             sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
@@ -224,8 +225,15 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     """Serves until a signal or a failure; returns the exit code: 0 drained, 1 failure, 2 usage, 130 forced."""
     setproctitle(LAUNCHER_TITLE)
     configure_logging(config.observability.log_level, "launcher")
-    if server.api_key is None:
-        server = dataclasses.replace(server, api_key=os.environ.get(API_KEY_VARIABLE) or None)
+    if not server.api_key:
+        keys = tuple(key.strip() for key in os.environ.get(API_KEY_VARIABLE, "").split(","))
+        server = dataclasses.replace(server, api_key=tuple(key for key in keys if key))
+    try:
+        # Made again where it is used; here a mistake is found before anything starts.
+        server_context(server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs, server.ssl_cert_reqs)
+    except TLSError as error:
+        complain(str(error))
+        return USAGE
     try:
         listener = listening_socket(server.host, server.port)
     except ListenError as error:

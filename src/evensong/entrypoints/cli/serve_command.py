@@ -15,7 +15,9 @@ from evensong.entrypoints.cli.serve import serve
 def make_parser() -> Parser:
     """Flags of the engine's sections and of the server."""
     parser = Parser(prog="evensong serve", description="Serve a model over the OpenAI HTTP API.")
-    parser.add_argument("model", nargs="?", default="demo", metavar="MODEL", help="a folder, a .gguf file, or demo")
+    parser.add_argument(
+        "model", nargs="?", default="demo", metavar="MODEL", help="a folder, a .gguf file, a name on the hub, or demo"
+    )
     add_section_flags(parser, ServerConfig)
     for section in ENGINE_SECTIONS.values():
         add_section_flags(parser, section, skip=("model",))

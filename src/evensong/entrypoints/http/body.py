@@ -7,13 +7,12 @@ import json
 import re
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from evensong.entrypoints.http.schemas import Form
 from evensong.protocol.errors import RequestError
 
-F = TypeVar("F", bound=Form)
+F = TypeVar("F", bound=BaseModel)
 
 # Larger bodies are parsed in a thread: a megabyte takes milliseconds, which others would wait.
 INLINE_BYTES = 64 * 1024
@@ -27,10 +26,17 @@ MAX_DEPTH = 64
 _STRING = re.compile(rb'"[^"]*+"?')
 
 
-async def read_form(request: Request, form: type[F], max_bytes: int) -> F:
-    """The body as `form`. Raises RequestError: 415, 413 for a body over `max_bytes`, 400 for anything else."""
+async def read_form(request: Request, form: type[F], max_bytes: int, seconds: float = 0.0) -> F:
+    """The body as `form`. Raises RequestError: 415, 413 for a body over `max_bytes`, 408 for one that has not come
+    within `seconds` (0: no limit), 400 for anything else.
+    """
     _check_type(request.headers.get("content-type"))
-    body = await _read(request, max_bytes)
+    try:
+        async with asyncio.timeout(seconds or None):
+            body = await _read(request, max_bytes)
+    except TimeoutError as error:
+        message = f"the body did not come within {seconds:g} s"
+        raise RequestError(message, status=408, code="request_timeout") from error
     if len(body) <= INLINE_BYTES:
         return parse(body, form)
     return await asyncio.to_thread(parse, body, form)
@@ -53,7 +59,7 @@ def parse(body: bytes, form: type[F]) -> F:
     try:
         return form.model_validate(value)
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise refusal(error) from error
 
 
 def _check_type(given: str | None) -> None:
@@ -137,7 +143,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _refusal(error: ValidationError) -> RequestError:
+def refusal(error: ValidationError) -> RequestError:
     """The first complaint, naming the field as the user wrote it."""
     first: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
     # Alternatives of a union appear in the path by type name; a user knows the field only.

@@ -14,6 +14,7 @@ from evensong.engine.frontend.foreign_template import TemplateOrder
 from evensong.entrypoints.http.forms_out import Envelope, TokenNames, Usage, chat_logprobs, ending, prompt_logprobs_form
 from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.schemas import ChatForm
+from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import RequestError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
@@ -34,7 +35,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
         # The template writes the special tokens itself, unless the caller knows better.
         "add_special_tokens": bool(form.add_special_tokens),
         "cache_salt": form.cache_salt,
-        "priority": form.priority or 0,
+        **service_options(form),
     }
     job = Job(engine, form.request_id or request_id, [prompt], params, options)
     if form.stream:

@@ -19,6 +19,7 @@ from evensong.entrypoints.http.forms_out import (
 )
 from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.schemas import CompletionForm
+from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import RequestError
 from evensong.protocol.request_output import CompletionOutput, PromptLogprobs, RequestOutput
@@ -41,7 +42,7 @@ async def create_completion(request: Request, state: ServerState, form: Completi
     options: dict[str, Any] = {
         "add_special_tokens": form.add_special_tokens is not False,
         "cache_salt": form.cache_salt,
-        "priority": form.priority or 0,
+        **service_options(form),
     }
     most = engine.config.scheduler.max_num_queued_reqs
     if len(prompts) * params.n > most:

@@ -9,7 +9,13 @@ from starlette.responses import JSONResponse, Response
 
 from evensong.protocol.errors import EngineDeadError, EvensongError, RequestError
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    429: "rate_limit_error",
+}
 
 
 def error_body(message: str, type: str, param: str | None = None, code: str | int | None = None) -> dict[str, Any]:
@@ -29,8 +35,9 @@ def error_response(
     """A response with an error body. Characters that no UTF-8 can hold are escaped, so the body is always valid."""
     kind = type or _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     clean = message.encode("utf-8", "backslashreplace").decode()
-    headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
-    return JSONResponse(error_body(clean, kind, param, code or http.HTTPStatus(status).phrase), status, headers)
+    return JSONResponse(
+        error_body(clean, kind, param, code or http.HTTPStatus(status).phrase), status, _headers(status, retry_after)
+    )
 
 
 def of_exception(error: Exception) -> tuple[int, dict[str, Any], int | None]:
@@ -48,5 +55,14 @@ def of_exception(error: Exception) -> tuple[int, dict[str, Any], int | None]:
 def exception_response(error: Exception) -> Response:
     """The response for what a request ended with."""
     status, body, retry_after = of_exception(error)
-    headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
-    return JSONResponse(body, status, headers)
+    return JSONResponse(body, status, _headers(status, retry_after))
+
+
+def _headers(status: int, retry_after: int | None) -> dict[str, str]:
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    if status == 408:
+        # The rest of the body would be waited for.
+        headers["Connection"] = "close"
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers

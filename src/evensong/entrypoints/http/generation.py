@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from evensong.engine.async_llm import AsyncLLM, RequestStream
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.entrypoints.http.errors import of_exception
 from evensong.entrypoints.http.forms_out import Envelope, Usage
+from evensong.entrypoints.http.service import in_time
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import EvensongError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
@@ -168,8 +169,8 @@ async def _left(request: Request) -> None:
 
 
 async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """Outputs of all prompts as they come, each with its prompt's index."""
-    async for index, output in _all_outputs(job):
+    """Outputs of all prompts as they come, each with its prompt's index. Raises RequestError when the time is over."""
+    async for index, output in in_time(_as_they_come(job)):
         yield index, without_tokens(output) if job.only_scores else output
 
 
@@ -179,7 +180,7 @@ def without_tokens(output: RequestOutput) -> RequestOutput:
     return msgspec.structs.replace(output, outputs=bare)
 
 
-async def _all_outputs(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
+async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     if len(job.streams) == 1:
         async for output in job.streams[0]:
             yield 0, output

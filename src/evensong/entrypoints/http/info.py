@@ -19,12 +19,29 @@ def health(state: ServerState) -> Response:
     """200 while the server lives, 503 with the cause once the engine died."""
     if state.dead_reason is not None:
         return error_response(503, f"the engine died: {state.dead_reason}", type="engine_dead")
-    return JSONResponse({"status": "ok"})
+    answer = {"status": "ok"}
+    if (held := state.held()) is not None:
+        answer["held"] = held
+    return JSONResponse(answer)
+
+
+def progress(state: ServerState) -> Response:
+    """200 while steps advance or there is nothing to do, else 503 with the reason."""
+    reason = f"the engine died: {state.dead_reason}" if state.dead_reason is not None else state.stuck()
+    if reason is not None:
+        return error_response(503, reason, type="server_error", code="no_progress", retry_after=RETRY_AFTER_SECONDS)
+    busy = state.engine is not None and state.engine.front.outputs.num_requests > 0
+    return JSONResponse({"status": "busy" if busy else "idle", "num_steps": state.progress.num_steps})
+
+
+def load(state: ServerState) -> dict[str, Any]:
+    """Generation requests that this server has in hand."""
+    return {"server_load": state.num_active}
 
 
 def ready(state: ServerState) -> Response:
     """200 when work can be taken, else 503 with the reason."""
-    reason = state.not_ready()
+    reason = state.not_ready() or state.held()
     if reason is not None:
         return error_response(503, reason, type="server_error", code="not_ready", retry_after=RETRY_AFTER_SECONDS)
     return JSONResponse({"status": "ready"})

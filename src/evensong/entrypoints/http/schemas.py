@@ -131,7 +131,8 @@ class GenerationForm(Form):
     return_tokens_as_token_ids: bool | None = False
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
-    priority: int | None = 0
+    priority: int | None = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
+    timeout: Number | None = None
     # The caller's own name for the request, in place of the X-Request-Id header.
     request_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
 

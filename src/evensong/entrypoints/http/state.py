@@ -10,6 +10,7 @@ from evensong.engine.async_llm import AsyncLLM
 from evensong.engine.frontend.foreign_template import ForeignTemplates
 from evensong.engine.frontend.front import served_model_name
 from evensong.protocol.errors import RequestError
+from evensong.utils.progress import CoreState, ProgressPage
 
 RETRY_AFTER_SECONDS = 1
 
@@ -17,11 +18,10 @@ RETRY_AFTER_SECONDS = 1
 class ServerState:
     """One for the process; changed on its event loop only."""
 
-    def __init__(self, *, expects_settings: bool = False) -> None:
-        # True in the real process: until the settings have come, only health is answered.
-        self.expects_settings = expects_settings
-        self.engine_config: EngineConfig | None = None
-        self.server_config = ServerConfig()
+    def __init__(self, engine_config: EngineConfig, server_config: ServerConfig, progress: ProgressPage) -> None:
+        self.engine_config = engine_config
+        self.server_config = server_config
+        self.progress = progress
         self.engine: AsyncLLM | None = None
         self.phase = "starting"
         self.draining = False
@@ -33,14 +33,8 @@ class ServerState:
         self._quiet.set()
 
     @property
-    def settings_missing(self) -> bool:
-        """The launcher has not said yet what is served, nor with which key."""
-        return self.expects_settings and self.engine_config is None
-
-    @property
     def model_name(self) -> str:
         """The one model that is served."""
-        assert self.engine_config is not None
         return served_model_name(self.engine_config)
 
     def not_ready(self) -> str | None:
@@ -52,6 +46,22 @@ class ServerState:
         if self.engine is None:
             return f"starting: {self.phase}" if self.phase else "starting"
         return None
+
+    def held(self) -> str | None:
+        """Why work that is taken waits; None when it does not."""
+        words = {CoreState.PAUSED: "paused: requests wait for /resume", CoreState.ASLEEP: "asleep: wait for /wake_up"}
+        return None if self.engine is None else words.get(self.progress.state)
+
+    def stuck(self) -> str | None:
+        """Why the engine does not come forward though it has work; None when it does, or has none."""
+        since = None if self.engine is None else self.engine.front.outputs.oldest_arrival
+        if since is None or self.held() is not None:
+            return None
+        # A step may be long: every layer that it computes counts as progress.
+        still = min(self.progress.seconds_still, time.time() - since)
+        if still <= self.server_config.stall_timeout:
+            return None
+        return f"the engine has work and has not come forward for {still:.0f} s (step {self.progress.num_steps})"
 
     def require_engine(self, model: str | None = None) -> AsyncLLM:
         """The engine; raises RequestError (503, or 404 for another model's name)."""

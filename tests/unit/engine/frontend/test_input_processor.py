@@ -142,7 +142,7 @@ class TestParams:
         with pytest.raises(RequestError) as caught:
             process("x", SamplingParams(**params))
         assert caught.value.param == field
-        assert time.perf_counter() - start < 0.05
+        assert time.perf_counter() - start < 1.0  # no work that grows with the number
 
     def test_allowed_ids_are_made_a_set(self) -> None:
         processed = process("x", SamplingParams(allowed_token_ids=[9, 5, 9], n=2))

@@ -22,6 +22,7 @@ from evensong.protocol.output import FinishReason, PromptScores, TokenLogprobs
 from evensong.protocol.request import EngineCoreRequest
 from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, byte_ids, byte_tokenizer, tiny_description
 from evensong.testing.fake_client import FakeAsyncClient, tokens
+from evensong.utils.progress import ProgressPage
 
 ANSWER = "Grüße, 世界! 👋"
 
@@ -113,18 +114,18 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(core: TalkingClient | None = None, **server: Any) -> AsyncIterator[Served]:
+async def serving(
+    core: TalkingClient | None = None, client: tuple[str, int] = ("127.0.0.1", 123), **server: Any
+) -> AsyncIterator[Served]:
     """An application that is ready."""
     core = core or TalkingClient()
-    state = ServerState()
-    state.engine_config = resolve({"served_model_name": "demo"})
-    state.server_config = ServerConfig(**server)
+    state = ServerState(resolve({"served_model_name": "demo"}), ServerConfig(**server), ProgressPage())
     state.phase = ""
     files = ModelFiles(byte_tokenizer(), tiny_description())
     engine = AsyncLLM(state.engine_config, client=core, files=files, max_n=state.server_config.max_n)
     state.engine = engine
     app = create_app(state)
-    transport = httpx.ASGITransport(app)
+    transport = httpx.ASGITransport(app, client=client)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         try:
             yield Served(app, state, core, http)

@@ -18,7 +18,7 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 def add_engine_flags(parser: Parser) -> None:
     """--model, --output-json and the engine's sections."""
-    parser.add_argument("--model", default="demo", help="a folder, a .gguf file, or demo")
+    parser.add_argument("--model", default="demo", help="a folder, a .gguf file, a name on the hub, or demo")
     parser.add_argument("--output-json", default=None, metavar="FILE", help="write the figures to this file as well")
     for section in ENGINE_SECTIONS.values():
         add_section_flags(parser, section, skip=("model",))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from evensong.protocol.output import FinishReason
+from evensong.scheduler.policy import STEPS_BETWEEN_DISPLACEMENTS, Policy
 from evensong.scheduler.queue import AGE_STEPS, MAX_OVERTAKES
 from evensong.scheduler.request import Request
-from evensong.scheduler.urgency import STEPS_BETWEEN_DISPLACEMENTS, displaceable, least_urgent
 from tests.unit.scheduler.driving import Driven, alone, ask
 
 
@@ -34,11 +35,28 @@ def runs(request_id: str, urgency: int, **fields: Any) -> Request:
     return request
 
 
+def mixed() -> Policy:
+    """A policy that has seen two priorities."""
+    policy = Policy()
+    for urgency in (0, 1):
+        policy.waiting.append(runs(str(urgency), urgency))
+    return policy
+
+
 def test_the_least_urgent_gives_way_and_of_equals_the_newest() -> None:
+    policy = mixed()
     order = [runs("a", 5), runs("b", 7), runs("c", 7), runs("d", -3)]
-    assert least_urgent(order).request_id == "c"
-    assert [r.request_id for r in displaceable(order, runs("u", 0), 100)] == ["c", "b", "a"]
-    assert displaceable(order, runs("u", 7), 100) == []
+    assert policy.gives_way(order).request_id == "c"
+    assert [r.request_id for r in policy.displaceable(order, runs("u", 0), 100)] == ["c", "b", "a"]
+    assert policy.displaceable(order, runs("u", 7), 100) == []
+
+
+def test_while_all_are_equal_nothing_is_sorted_and_nobody_displaced() -> None:
+    policy = Policy()
+    policy.waiting.append(runs("w", 3))
+    order = [runs("b", 3), runs("a", 3)]
+    assert policy.plain and policy.order(order, True, 64) == {} and [r.request_id for r in order] == ["b", "a"]
+    assert not policy.may_displace(order) and policy.displaceable(order, runs("u", 3), 9) == []
 
 
 @pytest.mark.parametrize(
@@ -52,7 +70,7 @@ def test_the_least_urgent_gives_way_and_of_equals_the_newest() -> None:
     ],
 )
 def test_who_was_displaced_must_have_run_since(fields: dict[str, Any], expected: bool) -> None:
-    assert bool(displaceable([runs("low", 5, **fields)], runs("u", 0), 100)) is expected
+    assert bool(mixed().displaceable([runs("low", 5, **fields)], runs("u", 0), 100)) is expected
 
 
 def test_an_urgent_arrival_takes_the_slot_of_the_newest_low_one_in_the_next_step() -> None:
@@ -205,3 +223,40 @@ def test_an_urgent_request_without_chunks_displaces_only_where_its_prompt_then_f
     driven.scheduler.add_request(ask("whole step", [3] * 60, 4))
     driven.step()
     assert running(driven) == ["equal", "whole step"]
+
+
+def test_an_urgent_request_does_not_wait_for_the_long_prompts_of_low_ones() -> None:
+    driven = Driven(max_num_seqs=4, max_num_batched_tokens=16, num_blocks=400, max_model_len=512)
+    for n in range(4):
+        driven.scheduler.add_request(ask(f"low{n}", [n + 1] * 300, 4, priority=5))
+    for _ in range(3):
+        driven.step()
+    driven.scheduler.add_request(ask("urgent", [9] * 8, 3))
+    plan = driven.step()
+    assert plan.num_scheduled_tokens["urgent"] == 8 and len(driven.tokens("urgent")) == 1
+    driven.run()
+    assert all(driven.tokens(f"low{n}") == alone([n + 1] * 300, 4) for n in range(4))
+
+
+def test_a_long_urgent_prompt_leaves_one_token_to_each_of_the_others() -> None:
+    driven = Driven(max_num_seqs=3, max_num_batched_tokens=16, num_blocks=400, max_model_len=512)
+    driven.scheduler.add_request(ask("decodes", [1] * 4, 50, priority=5))
+    driven.step()
+    driven.scheduler.add_request(ask("reads", [2] * 300, 4, priority=5))
+    driven.step()
+    driven.scheduler.add_request(ask("urgent", [3] * 300, 4))
+    driven.step()
+    assert driven.step().num_scheduled_tokens == {"urgent": 14, "decodes": 1, "reads": 1}
+    assert driven.step().num_scheduled_tokens == {"urgent": 14, "decodes": 1, "reads": 1}
+
+
+def test_a_budget_below_the_number_of_requests_goes_round_whatever_their_urgency() -> None:
+    driven = Driven(max_num_seqs=4)
+    for n in range(4):
+        driven.scheduler.add_request(ask(f"r{n}", [n + 1], 100, priority=n))
+    driven.step()
+    driven.scheduler.limits = dataclasses.replace(driven.limits, max_num_batched_tokens=2)
+    for _ in range(40):
+        driven.step()
+    counts = [len(driven.tokens(f"r{n}")) for n in range(4)]
+    assert max(counts) - min(counts) <= 1

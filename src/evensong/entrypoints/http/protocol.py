@@ -1,0 +1,98 @@
+"""Uvicorn's HTTP protocol with limits on headers, and this server's form of error where no route is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from evensong.entrypoints.http.errors import error_body
+
+MAX_HEADER_BYTES = 64 * 1024
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection. `seconds`: how long the headers of a request may take, 0 for ever."""
+
+    seconds = 0.0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._headers_due: asyncio.TimerHandle | None = None
+        self._in_headers = False
+        self._num_header_bytes = 0
+        self._refusal: tuple[int, str] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """A client connects; it is expected to say something."""
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request; a header block that never ends is refused."""
+        super().data_received(data)
+        if self._in_headers and self.parser is not None:
+            self._num_header_bytes += len(data)
+            if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+                self._refuse(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._in_headers, self._num_header_bytes = True, 0
+        if self._headers_due is None:
+            self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        """The headers are there."""
+        self._stop_clock()
+        self._in_headers = False
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
+            self._refusal = (431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
+            raise ValueError(self._refusal[1])  # the parser stops, and send_400_response is called
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser cannot read gets an OpenAI error, not plain text."""
+        self._refuse(*(self._refusal or (400, "this is no valid HTTP request")))
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._stop_clock()
+        # Behind an answer that is still being written it would be read as a part of that.
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = json.dumps(error_body(message, "invalid_request_error", code=_CODES[status])).encode()
+            head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+
+    def _expect_headers(self) -> None:
+        if self.seconds:
+            self._headers_due = self.loop.call_later(self.seconds, self._headers_late)
+
+    def _headers_late(self) -> None:
+        self._headers_due = None
+        if not self.transport.is_closing():
+            if self._in_headers:
+                self._refuse(408, f"the headers did not come within {self.seconds:g} s")
+            else:
+                self.transport.close()
+
+    def _stop_clock(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+
+_CODES = {400: "bad_request", 408: "request_timeout", 431: "headers_too_large"}
+
+
+def protocol_class(seconds: float) -> type[Protocol]:
+    """The protocol with a limit of its own."""
+    return type("LimitedProtocol", (Protocol,), {"seconds": seconds})

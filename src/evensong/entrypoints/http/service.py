@@ -1,0 +1,64 @@
+"""Priority and time limits over HTTP: from the form to the engine, and what a request over its time is answered."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from evensong.entrypoints.http.schemas import GenerationForm
+from evensong.protocol.errors import RequestError
+from evensong.protocol.request_output import CompletionOutput, RequestOutput
+
+REQUEST_TIMEOUT = 408
+_SAID = {
+    "timeout": "the request was over its time limit (its own timeout, or the server's --request-timeout)",
+    "queue_timeout": "the request waited for the server's whole --queue-timeout and did not begin",
+}
+
+
+def service_options(form: GenerationForm) -> dict[str, Any]:
+    """The options of AsyncLLM.start that say how a request is to be served."""
+    return {"priority": form.priority or 0, "timeout": form.timeout}
+
+
+async def in_time(
+    outputs: AsyncGenerator[tuple[int, RequestOutput], None],
+) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """`outputs`, up to one that is over its time: what it has is passed on without a finish_reason, then RequestError.
+
+    So a stream ends with its tokens and an error event, and a whole response is an error, never a cut answer that
+    looks complete.
+    """
+    async with aclosing(outputs) as source:
+        async for index, output in source:
+            over = [choice for choice in output.outputs if _is_over(choice)]
+            if not over:
+                yield index, output
+                continue
+            rest = [_unfinished(choice) for choice in output.outputs if choice.text or choice.token_ids]
+            if rest:
+                yield index, msgspec.structs.replace(output, outputs=rest, finished=False)
+            raise _timed_out(str(over[0].stop_reason))
+
+
+def _is_over(choice: CompletionOutput) -> bool:
+    return choice.finish_reason == "abort" and choice.stop_reason in _SAID
+
+
+def _unfinished(choice: CompletionOutput) -> CompletionOutput:
+    return msgspec.structs.replace(choice, finish_reason=None, stop_reason=None) if _is_over(choice) else choice
+
+
+def _timed_out(reason: str) -> RequestError:
+    queued = reason == "queue_timeout"
+    return RequestError(
+        _SAID[reason],
+        status=REQUEST_TIMEOUT,
+        type="timeout_error",
+        param=None if queued else "timeout",
+        code=reason if queued else "request_timeout",
+        retry_after=1 if queued else None,
+    )

@@ -1,0 +1,95 @@
+"""Priority and time limits over HTTP: what reaches the engine, and how a request over its time is answered."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from evensong.protocol.output import FinishReason
+from evensong.protocol.request import EngineCoreRequest
+from evensong.testing.byte_tokenizer import byte_ids
+from evensong.testing.fake_client import tokens
+from tests.unit.entrypoints.http.serving import Served, TalkingClient, run
+
+TEXT = "/v1/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+class LateClient(TalkingClient):
+    """Sends three tokens, then says that the time is over; with `together` all in one message."""
+
+    def __init__(self, reason: str = "timeout", together: bool = False) -> None:
+        super().__init__()
+        self._reason = reason
+        self._together = together
+
+    async def _talk(self, request: EngineCoreRequest) -> None:
+        ids = byte_ids("abc")
+        if self._together:
+            self.send(tokens(request, 0, ids, FinishReason.ABORT, stop_reason=self._reason))
+            return
+        for index, token_id in enumerate(ids):
+            self.send(tokens(request, index, [token_id]))
+        self.send(tokens(request, 3, [], FinishReason.ABORT, stop_reason=self._reason))
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "param", "retry"),
+    [("timeout", "request_timeout", "timeout", None), ("queue_timeout", "queue_timeout", None, "1")],
+)
+def test_a_whole_answer_over_its_time_is_an_error(reason: str, code: str, param: str | None, retry: str | None) -> None:
+    async def body(served: Served) -> None:
+        for path, form in ((TEXT, {"prompt": ["hi", "ok"], "n": 2}), ("/v1/chat/completions", {"messages": HELLO})):
+            answer = await served.post(path, **form, timeout=5)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["code"], error["param"]) == (
+                408, "timeout_error", code, param
+            )  # fmt: skip
+            assert answer.headers.get("retry-after") == retry
+        assert served.state.num_active == 0
+
+    run(body, functools.partial(LateClient, reason))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_stream_over_its_time_has_its_tokens_and_then_an_error_event(together: bool) -> None:
+    async def body(served: Served) -> None:
+        events = await served.stream(TEXT, prompt="hi", timeout=5)
+        assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "abc"
+        assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None] * (len(events) - 1)
+        assert events[-1]["error"]["code"] == "request_timeout"
+
+    run(body, functools.partial(LateClient, together=together))
+
+
+def test_an_abort_that_is_no_timeout_stays_an_answer() -> None:
+    async def body(served: Served) -> None:
+        answer = await served.complete()
+        assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("abc", "abort")
+
+    run(body, functools.partial(LateClient, "another"))
+
+
+def test_priority_and_timeout_reach_the_core() -> None:
+    async def body(served: Served) -> None:
+        await served.complete(priority=-3, timeout=2.5)
+        await served.chat(priority=None)
+        first, second = served.core.script.added
+        assert (first.priority, first.timeout) == (-3, 2.5)
+        assert (second.priority, second.timeout) == (0, 0.0)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "form", [{"priority": 2**63}, {"priority": 0.5}, {"priority": "high"}, {"timeout": 0}, {"timeout": -1}]
+)
+def test_what_is_no_priority_or_time_is_a_400_that_names_it(form: dict[str, Any]) -> None:
+    async def body(served: Served) -> None:
+        answer = await served.post(TEXT, prompt="hi", **form)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == next(iter(form))
+        assert not served.core.script.added
+
+    run(body)
