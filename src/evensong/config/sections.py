@@ -160,6 +160,10 @@ class ServerConfig:
     disable_fastapi_docs: bool = setting(False, "no /docs and no /openapi.json")
     access_log: bool = setting(False, "a log line for each request", "--access-log")
     max_n: int = setting(128, "most choices (n) that a request may ask for")
+    chat_template: str | None = setting(None, "file with a chat template, in place of the model's", metavar="FILE")
+    trust_request_chat_template: bool = setting(
+        False, "let requests bring a chat_template of their own (it runs in a process of its own, with limits)"
+    )
     shutdown_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM or Ctrl-C")
 
 

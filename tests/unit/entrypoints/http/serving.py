@@ -116,8 +116,8 @@ class Served:
 @contextlib.asynccontextmanager
 async def serving(
     core: TalkingClient | None = None,
-    client: tuple[str, int] = ("127.0.0.1", 123),
     engine: dict[str, Any] | None = None,
+    client: tuple[str, int] = ("127.0.0.1", 123),
     **server: Any,
 ) -> AsyncIterator[Served]:
     """An application that is ready."""
