@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evensong.protocol.request import EngineCoreRequest
-from evensong.scheduler import queue, urgency
+from evensong.scheduler import policy, queue
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import MAX_STEPS_BEHIND_A_WRITER
 from evensong.testing.fake_executor import scripted_token
@@ -79,7 +79,9 @@ class NaiveScheduler:
         for job in self.running:
             self._give_back(job)
         order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
+        full = len(order) >= self.limits.max_num_seqs
         next_in = self.waiting[0].urgency if self.waiting else 2**63
+        next_in = 2**63 if full and all(job.urgency <= next_in for job in order) else next_in
         least = max((job.urgency for job in order), default=next_in)
         unequal = self.left >= len(order) and least > min(next_in, *(job.urgency for job in order), 2**63)
         if unequal:
@@ -114,7 +116,9 @@ class NaiveScheduler:
             if self.left == 0:
                 return
             free_slot = not blocked and len(self.running) + behind < self.limits.max_num_seqs
-            if not free_slot and job is not aged and not self._victims(job):
+            if not free_slot and (job is aged or not self._victims(job)):
+                if job is aged:
+                    continue
                 return
             if len(self.running) >= self.limits.max_num_seqs and not any(
                 other.urgency > self.waiting[0].urgency for other in self.running
@@ -174,7 +178,7 @@ class NaiveScheduler:
         victims = []
         for other in reversed(self.running):
             since, had = other.displaced or (-(10**9), 0)
-            rested = self.step - since >= urgency.STEPS_BETWEEN_DISPLACEMENTS and len(other.tokens) > had
+            rested = self.step - since >= policy.STEPS_BETWEEN_DISPLACEMENTS and len(other.tokens) > had
             if other.urgency > job.source.priority and other.first_step < self.step and rested:
                 victims.append(other)
         return sorted(victims, key=lambda other: -other.urgency)

@@ -15,7 +15,7 @@ from evensong.kvcache.layout import KVLayout
 from evensong.protocol.output import FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
-from evensong.scheduler import queue, urgency
+from evensong.scheduler import policy, queue
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.testing.fake_executor import VOCAB_SIZE, scripted_token
 from tests.property.naive_scheduler import Windows
@@ -137,7 +137,7 @@ def test_any_world_agrees_with_the_naive_model_and_with_solo_runs(
 ) -> None:
     with (
         mock.patch.object(queue, "AGE_STEPS", patience[0]),
-        mock.patch.object(urgency, "STEPS_BETWEEN_DISPLACEMENTS", patience[1]),
+        mock.patch.object(policy, "STEPS_BETWEEN_DISPLACEMENTS", patience[1]),
     ):
         world = World(limits, num_blocks * len(windows), block_size, caching=caching, windows=windows)
         try:

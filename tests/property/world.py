@@ -10,7 +10,7 @@ from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup
 from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
-from evensong.scheduler import urgency
+from evensong.scheduler import policy
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import Scheduler
 from evensong.testing.fake_executor import scripted_token
@@ -161,7 +161,7 @@ class World:
         for request in self.scheduler.waiting:
             if request.rank.displaced_step == self.num_steps:
                 before = self._displaced.get(request.request_id)
-                assert before is None or self.num_steps - before >= urgency.STEPS_BETWEEN_DISPLACEMENTS
+                assert before is None or self.num_steps - before >= policy.STEPS_BETWEEN_DISPLACEMENTS
                 self._displaced[request.request_id] = self.num_steps
                 self.num_displacements += 1
                 assert any(

@@ -18,7 +18,7 @@ class RequestStatus(Enum):
 
 
 class Rank:
-    """Where a request stands among others (scheduler/urgency.py); lower is sooner."""
+    """Where a request stands among others (scheduler/policy.py); lower is sooner."""
 
     __slots__ = ("arrival", "displaced_step", "displaced_tokens", "priority", "urgency", "waiting_since")
 

@@ -15,18 +15,16 @@ from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
-from evensong.scheduler.admission import check_fits
+from evensong.scheduler.admission import Pace, check_fits, check_queue
 from evensong.scheduler.budget import Budget, SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
-from evensong.scheduler.queue import WaitingQueue
+from evensong.scheduler.policy import Policy
 from evensong.scheduler.request import Request, RequestStatus
-from evensong.scheduler.urgency import displaceable, in_order_of_urgency, least_urgent
 
 Outputs = dict[int, list[EngineCoreOutput]]
 
 # A waiting request lets a running one compute the prefix that they share for at most this many steps.
 MAX_STEPS_BEHIND_A_WRITER = 256
-RETRY_AFTER_SECONDS = 1
 
 
 class _Plan:
@@ -48,11 +46,19 @@ def _anyone(request: Request) -> bool:
 class Scheduler:
     """Who runs next. The only writer, with commit, of Request; called by one thread."""
 
-    def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheManager, *, check: bool = False) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv_cache: KVCacheManager,
+        *,
+        policy: Policy | None = None,
+        check: bool = False,
+    ) -> None:
         self.limits = limits
         self.kv_cache = kv_cache
         self.requests: dict[str, Request] = {}
-        self.waiting = WaitingQueue()
+        self.policy = policy or Policy()
+        self.waiting = self.policy.waiting
         # In order of admission: of equals the last one gives way first.
         self.running: list[Request] = []
         # Which waiting requests may get a slot; the others keep their places.
@@ -62,6 +68,7 @@ class Scheduler:
         self._first_to_serve = 0
         self._step_id = 0
         self._num_arrivals = 0
+        self._pace = Pace()
         self._stats = SchedulerStats()
 
     # ---- arrivals and departures
@@ -193,25 +200,16 @@ class Scheduler:
         if request.request_id in self.requests:
             raise RequestError(f"request id {request.request_id} is in use", status=409, param="request_id")
         check_fits(request, limits, self.kv_cache.capacity)
-        # Those that the next step can take do not count as queued, however quickly they came.
-        free_slots = max(limits.max_num_seqs - len(self.running), 0)
-        if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs + free_slots:
-            raise RequestError(
-                f"{len(self.waiting)} requests wait already, the most allowed",
-                status=429,
-                type="rate_limit_error",
-                code="queue_full",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+        if not request.resumed:
+            free_slots = max(limits.max_num_seqs - len(self.running), 0)
+            check_queue(request, self.waiting, free_slots, limits, self._pace)
 
     def _serve_running(self, plan: _Plan) -> None:
         """Tokens for requests that run. Where the budget ends early, the next step starts with those left out."""
         order = self.running[self._first_to_serve :] + self.running[: self._first_to_serve]
         self._first_to_serve = 0
-        leave: dict[str, int] = {}
-        if self.waiting.mixed:
-            first = self.waiting.most_urgent if self.waiting else None
-            leave = in_order_of_urgency(order, first, plan.budget.left)
+        waits = len(order) < self.limits.max_num_seqs or self.policy.may_displace(order)
+        leave = self.policy.order(order, waits, plan.budget.left)
         for request in order:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one that came before it in this step
@@ -234,7 +232,7 @@ class Scheduler:
             grown = self.kv_cache.grow(request.request_id, num_tokens)
             if grown is not None:
                 return grown
-            victim = least_urgent(self.running)
+            victim = self.policy.gives_way(self.running)
             self._preempt(victim, plan)
             if victim is request:
                 return None
@@ -249,9 +247,9 @@ class Scheduler:
         self._stats.num_preemptions += 1
 
     def _serve_waiting(self, plan: _Plan) -> None:
-        """Slots for waiting requests, in order; the first for which there is no room stops those behind it.
+        """Slots for waiting requests, in order; the first for which there is no room keeps what is free from the rest.
 
-        Those behind one that stands first by its age may still displace: that one may not.
+        Behind one that stands first by its age, and in other tenants' slots, some may still displace.
         """
         num_behind_writers = 0
         blocked = False
@@ -261,33 +259,24 @@ class Scheduler:
             if not self.may_start(request):
                 continue
             free_slot = not blocked and len(self.running) + num_behind_writers < self.limits.max_num_seqs
-            by_age = self.waiting.is_aged(request)
-            if not free_slot and not by_age and not self._victims(request):
-                break
+            if not free_slot and not self.policy.displaceable(self.running, request, self._step_id + 1):
+                if self.policy.stops_at(request):
+                    break
+                continue
             hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
             if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, hit):
                 request.steps_waited += 1
                 num_behind_writers += 1
             elif not (free_slot and self._start(request, hit, plan)) and not self._displace(request, hit, plan):
                 blocked = True
-                if not by_age:
+                if self.policy.stops_at(request):
                     break
 
-    def _candidates(self) -> list[Request]:
-        """Waiting requests in order; none where all slots are taken by requests as urgent as the first of them."""
-        if len(self.running) >= self.limits.max_num_seqs and (
-            not self.waiting.mixed
-            or not self.waiting
-            or self.waiting.most_urgent >= max(request.rank.urgency for request in self.running)
-        ):
-            return []
+    def _candidates(self) -> Iterable[Request]:
+        """Waiting requests in order; none where all slots are taken by requests that nobody may displace."""
+        if len(self.running) >= self.limits.max_num_seqs and not self.policy.may_displace(self.running):
+            return ()
         return self.waiting.candidates(self._step_id)
-
-    def _victims(self, request: Request) -> list[Request]:
-        """Whom `request` may displace in this step, the first to go first."""
-        if not self.waiting.mixed or self.waiting.is_aged(request):
-            return []
-        return displaceable(self.running, request, self._step_id + 1)
 
     def _awaits_writer(self, request: Request, hit: list[int]) -> bool:
         """True when a running request computes the prefix that this one lacks: one as urgent, for the others wait."""
@@ -296,8 +285,7 @@ class Scheduler:
         if not self.kv_cache.awaits_writer(hashes, num_cached, request.num_tokens):
             return False
         return any(
-            other.rank.urgency <= request.rank.urgency
-            and other.block_hashes[num_hit : num_hit + 1] == [hashes[num_hit]]
+            not self.policy.is_behind(other, request) and other.block_hashes[num_hit : num_hit + 1] == [hashes[num_hit]]
             for other in self.running
         )
 
@@ -317,7 +305,7 @@ class Scheduler:
 
     def _displace(self, request: Request, hit: list[int], plan: _Plan) -> bool:
         """Preempts as many less urgent requests as `request` needs to start; none where all of them would not do."""
-        victims = self._victims(request)
+        victims = self.policy.displaceable(self.running, request, self._step_id + 1)
         tokens = sum(plan.scheduled.get(victim.request_id, 0) for victim in victims)
         if (
             not victims
@@ -335,6 +323,7 @@ class Scheduler:
     def _admit(self, request: Request, num_cached: int, count: int, plan: _Plan) -> None:
         request.rank.urgency = self.waiting.start(request)
         self.running.append(request)
+        self._pace.started()
         if request.first_cached_tokens is None:
             self._stats.prefix_cache_queries += request.num_tokens
             self._stats.prefix_cache_hits += num_cached
@@ -367,6 +356,7 @@ class Scheduler:
             request.num_computed_tokens += count
             if request.num_computed_tokens == request.num_tokens:
                 sampling.append(request_id)
+        self.policy.sampled(self.requests[request_id] for request_id in sampling)
         released, self._released = self._released, []
         self._step_id += 1  # the id that _admit gave to requests that start in this plan
         return SchedulerOutput(self._step_id, plan.new, cached, plan.scheduled, sampling, released)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from evensong.protocol.output import FinishReason
+from evensong.scheduler.policy import STEPS_BETWEEN_DISPLACEMENTS, Policy
 from evensong.scheduler.queue import AGE_STEPS, MAX_OVERTAKES
 from evensong.scheduler.request import Request
-from evensong.scheduler.urgency import STEPS_BETWEEN_DISPLACEMENTS, displaceable, least_urgent
 from tests.unit.scheduler.driving import Driven, alone, ask
 
 
@@ -35,11 +35,28 @@ def runs(request_id: str, urgency: int, **fields: Any) -> Request:
     return request
 
 
+def mixed() -> Policy:
+    """A policy that has seen two priorities."""
+    policy = Policy()
+    for urgency in (0, 1):
+        policy.waiting.append(runs(str(urgency), urgency))
+    return policy
+
+
 def test_the_least_urgent_gives_way_and_of_equals_the_newest() -> None:
+    policy = mixed()
     order = [runs("a", 5), runs("b", 7), runs("c", 7), runs("d", -3)]
-    assert least_urgent(order).request_id == "c"
-    assert [r.request_id for r in displaceable(order, runs("u", 0), 100)] == ["c", "b", "a"]
-    assert displaceable(order, runs("u", 7), 100) == []
+    assert policy.gives_way(order).request_id == "c"
+    assert [r.request_id for r in policy.displaceable(order, runs("u", 0), 100)] == ["c", "b", "a"]
+    assert policy.displaceable(order, runs("u", 7), 100) == []
+
+
+def test_while_all_are_equal_nothing_is_sorted_and_nobody_displaced() -> None:
+    policy = Policy()
+    policy.waiting.append(runs("w", 3))
+    order = [runs("b", 3), runs("a", 3)]
+    assert policy.plain and policy.order(order, True, 64) == {} and [r.request_id for r in order] == ["b", "a"]
+    assert not policy.may_displace(order) and policy.displaceable(order, runs("u", 3), 9) == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +70,7 @@ def test_the_least_urgent_gives_way_and_of_equals_the_newest() -> None:
     ],
 )
 def test_who_was_displaced_must_have_run_since(fields: dict[str, Any], expected: bool) -> None:
-    assert bool(displaceable([runs("low", 5, **fields)], runs("u", 0), 100)) is expected
+    assert bool(mixed().displaceable([runs("low", 5, **fields)], runs("u", 0), 100)) is expected
 
 
 def test_an_urgent_arrival_takes_the_slot_of_the_newest_low_one_in_the_next_step() -> None:
