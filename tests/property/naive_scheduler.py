@@ -116,7 +116,9 @@ class NaiveScheduler:
             if self.left == 0:
                 return
             free_slot = not blocked and len(self.running) + behind < self.limits.max_num_seqs
-            if not free_slot and job is not aged and not self._victims(job):
+            if not free_slot and (job is aged or not self._victims(job)):
+                if job is aged:
+                    continue
                 return
             if len(self.running) >= self.limits.max_num_seqs and not any(
                 other.urgency > self.waiting[0].urgency for other in self.running

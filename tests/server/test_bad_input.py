@@ -87,6 +87,28 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
         *[(TEXT, raw(request_id=name), 400) for name in ("", "a b", "\ud800", "x" * 1000)],
         *[(TEXT, raw(priority=value), 400) for value in (2**63, 1.5, "high")],
     ],
+    "templates and their keywords": [
+        (CHAT, chat(chat_template="{{ messages }}"), 400),
+        *[
+            (CHAT, chat(chat_template_kwargs={name: 1}), 400)
+            for name in (
+                "max_model_len",
+                "messages",
+                "tools",
+                "chat_template",
+                "tokenize",
+                "bos_token",
+                "a b",
+                "\ud800",
+            )
+        ],
+        (CHAT, chat(chat_template_kwargs=[1]), 400),
+        (CHAT, chat(chat_template_kwargs={f"k{i}": 1 for i in range(100)}), 400),
+        (CHAT, chat(documents=[{"title": "a"}]), 400),
+        (CHAT, chat(documents="a"), 400),
+        (CHAT, chat(continue_final_message=True, add_generation_prompt=True), 400),
+        (CHAT, chat(messages=[{"role": "tool", "content": "x", "tool_call_id": 1}]), 400),
+    ],
     "masks that leave nothing": [
         (TEXT, raw(allowed_token_ids=[]), 400),
         (TEXT, raw(allowed_token_ids=[504], bad_words=["The"]), 400),
@@ -140,7 +162,6 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
     "features that do not exist": [
         (CHAT, chat(response_format={"type": "json_object"}), 400),
         (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400),
-        (CHAT, chat(chat_template_kwargs={"max_model_len": 1}), 400),
         (CHAT, chat(echo=True), 400),
         (TEXT, raw(suffix="x"), 400),
         (TEXT, raw(best_of=3), 400),

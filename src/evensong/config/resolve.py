@@ -9,6 +9,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from evensong.config.foreign import is_foreign
 from evensong.config.sections import ENGINE_SECTIONS, CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
 from evensong.protocol.errors import ConfigError
@@ -79,6 +81,18 @@ def check_server(config: ServerConfig) -> ServerConfig:
     if config.root_path and (not config.root_path.startswith("/") or config.root_path.endswith("/")):
         raise ConfigError(f"--root-path must begin with / and not end with it, got {config.root_path!r}")
     return config
+
+
+def read_tenant_weights(text: str | None) -> dict[str, float]:
+    """Weights by name, from the setting's JSON. Raises ConfigError."""
+    try:
+        weights = msgspec.json.decode(text or "{}", type=dict[str, float])
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"tenant_weights must be a JSON object of names and numbers: {error}") from error
+    for name, weight in weights.items():
+        if not 1e-3 <= weight <= 1e6:
+            raise ConfigError(f"tenant_weights: {name!r:.60} must be in 0.001..1000000, got {weight}")
+    return weights
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -159,6 +173,11 @@ def _check_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
         raise ConfigError(f"step_seconds must be in 0.01..60, got {scheduler.step_seconds}")
     _at_least("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0)
     _at_least("max_num_queued_reqs", scheduler.max_num_queued_reqs, 1)
+    if scheduler.max_num_queued_tokens is not None:
+        _at_least("max_num_queued_tokens", scheduler.max_num_queued_tokens, 1)
+    read_tenant_weights(scheduler.tenant_weights)
+    if scheduler.tenant_weights is not None and scheduler.fair_share == "none":
+        raise ConfigError("tenant_weights mean nothing without fair_share")
     for name in ("request_timeout", "queue_timeout"):
         seconds = getattr(scheduler, name)
         if seconds is not None and not 0 < seconds <= 1e9:

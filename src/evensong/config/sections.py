@@ -78,10 +78,21 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = setting(True, "compute long prompts over several steps")
     long_prefill_token_threshold: int = setting(0, "most tokens of one prompt in a step; 0: no limit of its own")
     max_num_queued_reqs: int = setting(1024, "most requests that wait; beyond it 429")
+    max_num_queued_tokens: int | None = setting(
+        None, "most tokens of requests that wait; beyond it 429 (default: no limit)"
+    )
     scheduling_policy: Literal["priority", "fcfs"] = setting(
         "priority",
         "priority: requests with a lower priority number go first; fcfs: that number is ignored",
         choices=("priority", "fcfs"),
+    )
+    fair_share: Literal["none", "key", "user"] = setting(
+        "none",
+        "whom to give equal shares: key: each API key; user: each value of the field user",
+        choices=("none", "key", "user"),
+    )
+    tenant_weights: str | None = setting(
+        None, 'shares that are not equal, by name of the key or user: JSON such as {"alice": 2} (others have 1)'
     )
     request_timeout: float | None = setting(None, "seconds that a request may take in all (default: no limit)")
     queue_timeout: float | None = setting(None, "seconds that a request may wait to begin (default: no limit)")
@@ -149,6 +160,10 @@ class ServerConfig:
     disable_fastapi_docs: bool = setting(False, "no /docs and no /openapi.json")
     access_log: bool = setting(False, "a log line for each request", "--access-log")
     max_n: int = setting(128, "most choices (n) that a request may ask for")
+    chat_template: str | None = setting(None, "file with a chat template, in place of the model's", metavar="FILE")
+    trust_request_chat_template: bool = setting(
+        False, "let requests bring a chat_template of their own (it runs in a process of its own, with limits)"
+    )
     shutdown_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM or Ctrl-C")
 
 

@@ -138,7 +138,8 @@ class AsyncLLM:
     ) -> RequestStream:
         """Submits a request and waits until the core has admitted it. The stream must be handed to `stop` in the end.
 
-        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout. Raises RequestError when refused.
+        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant. Raises RequestError when it is
+        refused.
         """
         self._check_alive()
         processed = await self._process(request_id, prompt, sampling_params, options)

@@ -93,7 +93,7 @@ class LLMEngine:
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
         """Submits a request; returns its internal id. Raises RequestError for what cannot be served.
 
-        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout.
+        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant.
         """
         params = SamplingParams(**self._front.sampling_defaults) if params is None else params
         processed = self._front.inputs.process(request_id, prompt, params, **options)

@@ -14,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evensong.config.resolve import EngineArgs
+from evensong.engine.frontend.chat_template import ChatTemplate
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.engine.frontend.verbs import control_verbs
 from evensong.engine.llm_engine import LLMEngine
@@ -74,18 +75,32 @@ class LLM:
         sampling_params: Params | None = None,
         use_tqdm: bool | ProgressBar = True,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> list[RequestOutput]:
-        """The assistant's answer to each conversation; `messages` is one conversation or a list of them."""
+        """The assistant's answer to each conversation; `messages` is one conversation or a list of them.
+
+        `continue_final_message`: the last message goes on where it ends. `chat_template` takes the place of the
+        model's; `chat_template_kwargs` are variables of the template's own.
+        """
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
         conversations: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
         template = self.llm_engine.front.inputs.chat_template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, template.special_tokens)
+        rendering: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "kwargs": chat_template_kwargs,
+        }
         prompts: list[Prompt] = []
         for index, conversation in enumerate(conversations):
             try:
-                prompts.append(template.render(conversation, add_generation_prompt=add_generation_prompt))
+                prompts.append(template.render(conversation, **rendering))
             except RequestError as error:
                 raise _of_prompt(index, error) from error
         # The template writes the special tokens itself.

@@ -15,6 +15,7 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int | None = None
     # False: every request has priority 0, whatever it was sent with.
     use_priorities: bool = True
 

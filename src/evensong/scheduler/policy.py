@@ -22,7 +22,7 @@ class Policy:
     """By priority, then by arrival. Another policy orders by other keys (scheduler/fairness.py)."""
 
     def __init__(self) -> None:
-        self.waiting = WaitingQueue()
+        self.waiting: WaitingQueue = WaitingQueue()
 
     @property
     def plain(self) -> bool:
@@ -47,6 +47,10 @@ class Policy:
     def gives_way(self, running: Sequence[Request]) -> Request:
         """Who loses its blocks when there are none left: the last by `key`, the newest among equals."""
         return max(reversed(running), key=self.key)
+
+    def stops_at(self, request: Request) -> bool:
+        """True when nobody behind `request`, which could not start, may start either."""
+        return not self.waiting.is_aged(request)
 
     def may_displace(self, running: Sequence[Request]) -> bool:
         """False when it is plain that no waiting request may displace one of `running`."""

@@ -15,7 +15,7 @@ from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
-from evensong.scheduler.admission import check_fits
+from evensong.scheduler.admission import Pace, check_fits, check_queue
 from evensong.scheduler.budget import Budget, SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
 from evensong.scheduler.policy import Policy
@@ -25,7 +25,6 @@ Outputs = dict[int, list[EngineCoreOutput]]
 
 # A waiting request lets a running one compute the prefix that they share for at most this many steps.
 MAX_STEPS_BEHIND_A_WRITER = 256
-RETRY_AFTER_SECONDS = 1
 
 
 class _Plan:
@@ -69,6 +68,7 @@ class Scheduler:
         self._first_to_serve = 0
         self._step_id = 0
         self._num_arrivals = 0
+        self._pace = Pace()
         self._stats = SchedulerStats()
 
     # ---- arrivals and departures
@@ -200,16 +200,9 @@ class Scheduler:
         if request.request_id in self.requests:
             raise RequestError(f"request id {request.request_id} is in use", status=409, param="request_id")
         check_fits(request, limits, self.kv_cache.capacity)
-        # Those that the next step can take do not count as queued, however quickly they came.
-        free_slots = max(limits.max_num_seqs - len(self.running), 0)
-        if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs + free_slots:
-            raise RequestError(
-                f"{len(self.waiting)} requests wait already, the most allowed",
-                status=429,
-                type="rate_limit_error",
-                code="queue_full",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+        if not request.resumed:
+            free_slots = max(limits.max_num_seqs - len(self.running), 0)
+            check_queue(request, self.waiting, free_slots, limits, self._pace)
 
     def _serve_running(self, plan: _Plan) -> None:
         """Tokens for requests that run. Where the budget ends early, the next step starts with those left out."""
@@ -254,9 +247,9 @@ class Scheduler:
         self._stats.num_preemptions += 1
 
     def _serve_waiting(self, plan: _Plan) -> None:
-        """Slots for waiting requests, in order; the first for which there is no room stops those behind it.
+        """Slots for waiting requests, in order; the first for which there is no room keeps what is free from the rest.
 
-        Those behind one that stands first by its age may still displace: that one may not.
+        Behind one that stands first by its age, and in other tenants' slots, some may still displace.
         """
         num_behind_writers = 0
         blocked = False
@@ -266,16 +259,17 @@ class Scheduler:
             if not self.may_start(request):
                 continue
             free_slot = not blocked and len(self.running) + num_behind_writers < self.limits.max_num_seqs
-            by_age = self.waiting.is_aged(request)
-            if not free_slot and not by_age and not self.policy.displaceable(self.running, request, self._step_id + 1):
-                break
+            if not free_slot and not self.policy.displaceable(self.running, request, self._step_id + 1):
+                if self.policy.stops_at(request):
+                    break
+                continue
             hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
             if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, hit):
                 request.steps_waited += 1
                 num_behind_writers += 1
             elif not (free_slot and self._start(request, hit, plan)) and not self._displace(request, hit, plan):
                 blocked = True
-                if not by_age:
+                if self.policy.stops_at(request):
                     break
 
     def _candidates(self) -> Iterable[Request]:
@@ -329,6 +323,7 @@ class Scheduler:
     def _admit(self, request: Request, num_cached: int, count: int, plan: _Plan) -> None:
         request.rank.urgency = self.waiting.start(request)
         self.running.append(request)
+        self._pace.started()
         if request.first_cached_tokens is None:
             self._stats.prefix_cache_queries += request.num_tokens
             self._stats.prefix_cache_hits += num_cached

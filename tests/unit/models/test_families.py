@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,8 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 100}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 FULL, SLIDING = "full_attention", "sliding_attention"
-Config = transformers.PreTrainedConfig
 # A configuration of each kind that changes what is computed, by family.
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS: dict[str, dict[str, Callable[[], transformers.PreTrainedConfig]]] = {
     "llama": {
         "biases": lambda: transformers.LlamaConfig(
             **SMALL, head_dim=8, tie_word_embeddings=False, attention_bias=True, mlp_bias=True

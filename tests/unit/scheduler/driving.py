@@ -11,6 +11,7 @@ from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import SchedulerOutput
 from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.policy import Policy
 from evensong.scheduler.scheduler import Scheduler
 from evensong.testing.fake_executor import FakeExecutor, NextToken, scripted_token
 
@@ -37,13 +38,15 @@ class Driven:
         num_blocks: int = 64,
         next_token: NextToken = scripted_token,
         windows: tuple[int | None, ...] = (None,),
+        *,
+        policy: Policy | None = None,
         **limits: Any,
     ) -> None:
         settings: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128}
         self.limits = SchedulerLimits(**(settings | limits))
         most = self.limits.max_num_batched_tokens
         kv_cache = KVCacheManager(num_blocks, 4, fingerprint="f", windows=windows, max_step_tokens=most)
-        self.scheduler = Scheduler(self.limits, kv_cache, check=True)
+        self.scheduler = Scheduler(self.limits, kv_cache, policy=policy, check=True)
         self.executor = FakeExecutor(next_token=next_token)
         groups = tuple(LayerGroup(window) for window in windows)
         self.executor.initialize_from_config(KVCacheConfig(num_blocks, 4, groups), self.limits.max_model_len)

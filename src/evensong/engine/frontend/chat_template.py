@@ -2,51 +2,122 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from evensong.config.sections import ENGINE_SECTIONS, ServerConfig
+from evensong.engine.frontend.chat_messages import check_messages
 from evensong.protocol.errors import RequestError
 
-MAX_MESSAGES = 4096
 MAX_CHARACTERS = 64 * 1024 * 1024
+MAX_KWARGS = 64
+# What a request says in fields of its own, or what steers tokenizing elsewhere: no keyword of a template.
+_FIELDS = frozenset(
+    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
+    | {"tokenize", "tokenizer", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
+)
+_SETTINGS = frozenset(
+    field.name for cls in (*ENGINE_SECTIONS.values(), ServerConfig) for field in dataclasses.fields(cls)
+)
 
 
 class ChatTemplate:
     """A compiled template, in the environment that model authors write theirs for.
 
-    `max_characters` bounds what a rendering may grow to; loops are bounded by the sandbox's range.
+    `max_characters` bounds what a rendering may grow to; loops are bounded by the sandbox's range. `error` says why the
+    template cannot be used, where that is so.
     """
 
     def __init__(
         self, source: str | None, special_tokens: Mapping[str, str], max_characters: int = MAX_CHARACTERS
     ) -> None:
         self._max_characters = max_characters
-        self._special_tokens = dict(special_tokens)
-        self._error: str | None = None if source else "this model has no chat template; use completions"
+        self.special_tokens = dict(special_tokens)
+        self.error: str | None = None if source else "this model has no chat template; use completions"
         self._template: jinja2.Template | None = None
+        # Names that the template uses and does not set.
+        self._takes: set[str] = set()
+        environment = _environment()
+        self._reserved = _FIELDS | _SETTINGS | set(special_tokens) | set(environment.globals)
         if source:
             try:
-                self._template = _environment().from_string(source)
+                self._template = environment.from_string(source)
+                self._takes = jinja2.meta.find_undeclared_variables(environment.parse(source))
             except Exception as error:  # a template is foreign code; compiling it can fail in many ways
-                self._error = f"the model's chat template is damaged: {error}"
+                self.error = f"the chat template is damaged: {error}"
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation. Raises RequestError for messages that the template cannot take."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation. Raises RequestError for what the template cannot take.
+
+        It ends with the head of an answer (`add_generation_prompt`; None: unless a message is continued), or in the
+        middle of the last message, right after its content (`continue_final_message`). `kwargs` are variables of the
+        template's own.
+        """
         if self._template is None:
-            raise RequestError(str(self._error), param="messages")
-        checked = [_check_message(index, message) for index, message in enumerate(_check_list(messages))]
+            raise RequestError(str(self.error), param="messages")
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+            )
+        variables = self._variables(kwargs or {}, documents)
+        checked = check_messages(messages)
+        variables["add_generation_prompt"] = (
+            not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        )
+        if not continue_final_message:
+            return self._run(checked, variables)
+        # A mark at the end of the content shows where the template put it, and keeps it from being trimmed there.
+        mark = _mark_for(checked)
+        checked[-1]["content"] += mark or ""
+        before, *after = self._run(checked, variables).split(mark)
+        if mark is None or len(after) != 1:
+            raise RequestError(
+                "the chat template does not show the final message as it is, so it cannot be continued",
+                param="continue_final_message",
+            )
+        return before
+
+    def _variables(self, kwargs: Mapping[str, Any], documents: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+        if not isinstance(kwargs, Mapping) or len(kwargs) > MAX_KWARGS:
+            raise RequestError(
+                f"chat_template_kwargs must be an object of at most {MAX_KWARGS} keys", param="chat_template_kwargs"
+            )
+        for name in kwargs:
+            if not isinstance(name, str) or not name.isidentifier() or name in self._reserved:
+                raise RequestError(
+                    f"chat_template_kwargs cannot set {name!r:.60}: that is no variable of the template's own",
+                    param="chat_template_kwargs",
+                )
+        if documents:
+            if not isinstance(documents, (list, tuple)) or not all(isinstance(one, Mapping) for one in documents):
+                raise RequestError("documents must be a list of objects", param="documents")
+            if "documents" not in self._takes:
+                raise RequestError("this model's chat template takes no documents", param="documents")
+        return {**kwargs, **self.special_tokens, "documents": documents or None, "tools": None}
+
+    def _run(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         room = self._max_characters
         try:
-            for piece in self._stream(checked, add_generation_prompt):
+            for piece in self._stream(messages, variables):
                 pieces.append(piece)
                 room -= len(piece)
                 if room < 0:
@@ -63,11 +134,15 @@ class ChatTemplate:
             )
         return "".join(pieces)
 
-    def _stream(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> Iterator[str]:
+    def _stream(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> Iterator[str]:
         assert self._template is not None
-        return self._template.generate(
-            messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._special_tokens
-        )
+        return self._template.generate(messages=messages, **variables)
+
+
+def _mark_for(messages: list[dict[str, Any]]) -> str | None:
+    """A character of private use that stands in none of the messages."""
+    used = set().union(*(message["content"] for message in messages))
+    return next((mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in used), None)
 
 
 class _Generation(Extension):
@@ -103,47 +178,3 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _check_list(messages: object) -> Sequence[Any]:
-    if not isinstance(messages, (list, tuple)):
-        raise RequestError("messages must be a list", param="messages")
-    if not messages:
-        raise RequestError("messages must not be empty", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise RequestError(f"at most {MAX_MESSAGES} messages are allowed, got {len(messages)}", param="messages")
-    return messages
-
-
-def _check_message(index: int, message: object) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be an object", param=where)
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(f"{where}.role must be a string", param=f"{where}.role")
-    content = message.get("content")
-    if isinstance(content, list):
-        # Parts are lines of their own, as vLLM joins them.
-        content = "\n".join(_text_part(part, where) for part in content)
-    if not isinstance(content, str):
-        raise RequestError(f"{where}.content must be a string or a list of text parts", param=f"{where}.content")
-    name = message.get("name")
-    if name is not None and not isinstance(name, str):
-        raise RequestError(f"{where}.name must be a string", param=f"{where}.name")
-    for text in (role, content, name or ""):
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            raise RequestError(f"{where} holds a lone surrogate, which no UTF-8 can hold", param=where)
-    for feature in ("tool_calls", "tool_call_id", "function_call", "audio"):
-        if message.get(feature):
-            raise RequestError(f"{where}.{feature} is not supported yet", param=f"{where}.{feature}")
-    return {"role": role, "content": content, **({"name": name} if name else {})}
-
-
-def _text_part(part: object, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
-        raise RequestError(f"{where}.content holds a part of type {kind!r:.40}; only text is supported", param=where)
-    return str(part["text"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from evensong.config.resolve import build_section, check_server, resolve
 from evensong.config.sections import ENGINE_SECTIONS, ServerConfig
+from evensong.engine.frontend.front import read_template
 from evensong.entrypoints.cli.flags import Parser, add_section_flags, section_values
 from evensong.entrypoints.cli.serve import serve
 
@@ -30,4 +31,6 @@ def run(arguments: Sequence[str]) -> int:
     for section in ENGINE_SECTIONS.values():
         settings |= section_values(namespace, section)
     server = check_server(build_section(ServerConfig, section_values(namespace, ServerConfig)))
+    if server.chat_template is not None:
+        read_template(server.chat_template)  # what is wrong with it is said before anything starts
     return serve(resolve(settings), server)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -117,7 +118,9 @@ class HttpProcess:
         ready = any(member.state == "READY" for member in membership.members)
         if self._files is None and (ready or membership.phase == LOADING):
             # The tokenizer is read in a thread, while the core loads and others are answered.
-            self._files = self._loop.create_task(asyncio.to_thread(load_model_files, state.engine_config, fetched=True))
+            template = state.server_config.chat_template
+            load = functools.partial(load_model_files, state.engine_config, fetched=True, chat_template=template)
+            self._files = self._loop.create_task(asyncio.to_thread(load))
         if ready and self._engine_task is None and self._files is not None:
             self._engine_task = self._loop.create_task(self._make_engine(state, client, self._files))
 

@@ -27,10 +27,6 @@ Items = Annotated[list[T], UpToTheFirst()]
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
-    "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "continue_final_message": (None, False),
-    "documents": (None, []),
     "echo": (None, False),  # in chat; completions have it
     "function_call": (None, "none"),
     "functions": (None, []),
@@ -194,8 +190,21 @@ class ChatForm(GenerationForm):
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
-    add_generation_prompt: bool | None = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
     add_special_tokens: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: Items[dict[str, Any]] | None = None
+
+    def template_options(self) -> dict[str, Any]:
+        """How the template is to render the messages: ChatTemplate.render's options."""
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": bool(self.continue_final_message),
+            "documents": self.documents,
+            "kwargs": self.chat_template_kwargs,
+        }
 
     def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
         """The engine's max_tokens; where nothing is said, an answer may fill the context, as with the peers."""

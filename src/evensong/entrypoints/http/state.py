@@ -7,6 +7,7 @@ import time
 
 from evensong.config.sections import EngineConfig, ServerConfig
 from evensong.engine.async_llm import AsyncLLM
+from evensong.engine.frontend.foreign_template import ForeignTemplates
 from evensong.engine.frontend.front import served_model_name
 from evensong.protocol.errors import RequestError
 from evensong.utils.progress import CoreState, ProgressPage
@@ -27,6 +28,7 @@ class ServerState:
         self.dead_reason: str | None = None
         self.num_active = 0
         self.started = int(time.time())
+        self.foreign_templates = ForeignTemplates()
         self._quiet = asyncio.Event()
         self._quiet.set()
 

@@ -222,6 +222,7 @@ def test_caches_are_reset_under_running_requests(rig: Rig) -> None:
         ("abort_requests", {}, "request_ids"),
         ("abort_requests", {"request_ids": "a"}, "request_ids"),
         ("collective_rpc", {"method": "shutdown"}, "method"),
+        ("collective_rpc", {"method": "describe", "args": [1]}, "args"),
         ("collective_rpc", {"method": "_execute"}, "method"),
     ],
 )

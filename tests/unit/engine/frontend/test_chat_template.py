@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from evensong.engine.frontend.chat_template import MAX_MESSAGES, ChatTemplate
+from evensong.engine.frontend.chat_messages import MAX_MESSAGES
+from evensong.engine.frontend.chat_template import ChatTemplate
 from evensong.protocol.errors import RequestError
 from evensong.testing.byte_tokenizer import CHAT_TEMPLATE
 
@@ -111,3 +112,67 @@ def test_bad_messages(messages: Any, param: str) -> None:
 def test_messages_must_be_a_list() -> None:
     with pytest.raises(RequestError, match="must be a list"):
         ChatTemplate(CHAT_TEMPLATE, {}).render("hi")  # type: ignore[arg-type]
+
+
+def test_a_final_message_is_continued_exactly() -> None:
+    for content in ("The answer is", "ends with spaces  ", "two\nlines\n", "<s1>", ""):
+        for source in (CHAT_TEMPLATE, CHAT_TEMPLATE.replace("message.content", "message.content | trim")):
+            messages = [USER, {"role": "assistant", "content": content}]
+            text = render(source, messages, continue_final_message=True)
+            assert text == f"<s0>user\nhi<s1>\n<s0>assistant\n{content}"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render(CHAT_TEMPLATE, [{"role": "user", "content": parts}], continue_final_message=True).endswith("a\nb")
+
+
+def test_a_continued_message_may_hold_any_character() -> None:
+    content = "\ue001\ue000"
+    assert render("{{ messages[0].content }}!", [{**USER, "content": content}], continue_final_message=True) == content
+    every = "".join(map(chr, range(0xE000, 0xF900)))
+    with pytest.raises(RequestError, match="cannot be continued"):
+        render("{{ messages[0].content }}", [{**USER, "content": every}], continue_final_message=True)
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].role }}", "{{ messages[0].content * 2 }}"])
+def test_a_message_that_is_not_shown_once_cannot_be_continued(source: str) -> None:
+    with pytest.raises(RequestError, match="cannot be continued") as caught:
+        render(source, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_continuing_and_a_new_answer_exclude_each_other() -> None:
+    with pytest.raises(RequestError) as caught:
+        render(CHAT_TEMPLATE, continue_final_message=True, add_generation_prompt=True)
+    assert caught.value.param == "continue_final_message"
+    assert render(CHAT_TEMPLATE, continue_final_message=True, add_generation_prompt=False).endswith("user\nhi")
+
+
+def test_keywords_and_documents_reach_the_template() -> None:
+    source = "{{ enable_thinking }} {% for document in documents or [] %}{{ document.title }};{% endfor %}"
+    documents = [{"title": "a"}, {"title": "b"}]
+    assert render(source, documents=documents, kwargs={"enable_thinking": False}) == "False a;b;"
+    assert render(source, kwargs={}) == " "
+    with pytest.raises(RequestError, match="takes no documents"):
+        render(CHAT_TEMPLATE, documents=documents)
+    assert render(CHAT_TEMPLATE, documents=[], kwargs={"unknown": 1})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "bos_token", "range"]
+    + ["raise_exception", "max_model_len", "model", "api_key", "a b", "", "__class__()"],
+)
+def test_keywords_that_are_not_the_templates_own(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        render(CHAT_TEMPLATE, kwargs={name: 1})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_roles_and_names_pass_through() -> None:
+    source = "{% for m in messages %}{{ m.role }}:{{ m.content }}:{{ m.tool_call_id }} {% endfor %}"
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "tool", "content": "42", "tool_call_id": "call_1"},
+    ]
+    assert render(source, messages) == "developer:be brief: tool:42:call_1 "
+    with pytest.raises(RequestError):
+        render(source, [{"role": "tool", "content": "42", "tool_call_id": 1}])

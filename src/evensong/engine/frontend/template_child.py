@@ -1,0 +1,53 @@
+"""The process that renders one chat template of a request (engine/frontend/foreign_template.py), and ends."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+
+import msgspec
+from setproctitle import setproctitle
+
+from evensong.engine.frontend.chat_template import ChatTemplate
+from evensong.engine.frontend.foreign_template import (
+    CPU_SECONDS,
+    LENGTH,
+    MAX_OUTPUT_CHARS,
+    MEMORY_BYTES,
+    TemplateAnswer,
+    TemplateOrder,
+)
+from evensong.protocol.errors import RequestError
+from evensong.utils import lifeline
+
+
+def main() -> None:
+    """Reads the order from stdin, writes the answer to stdout."""
+    setproctitle("evensong:template")
+    # Past these the kernel ends the process, or takes its next allocation away; nothing here decides.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    (length,) = LENGTH.unpack(sys.stdin.buffer.read(LENGTH.size))
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=TemplateOrder)
+    lifeline.watch(sys.stdin.fileno())
+    sys.stdout.buffer.write(msgspec.msgpack.encode(answer_to(order)))
+    sys.stdout.buffer.flush()
+
+
+def answer_to(order: TemplateOrder) -> TemplateAnswer:
+    """The rendering, or the refusal."""
+    template = ChatTemplate(order.source, order.special_tokens, MAX_OUTPUT_CHARS)
+    if template.error is not None:
+        return TemplateAnswer(error=RequestError(template.error, param="chat_template").body())
+    try:
+        return TemplateAnswer(template.render(order.messages, **order.options))
+    except RequestError as error:
+        return TemplateAnswer(error=error.body())
+
+
+if __name__ == "__main__":
+    main()
+    # Threads of a foreign template's making do not keep this process; there is nothing else to close.
+    os._exit(0)
