@@ -182,10 +182,12 @@ class Server:
         for phase, seconds in resources.phases.items():
             logger.info("%6.2f s  %s", seconds, phase)
         logger.info("%6.2f s  from the command to ready", time.monotonic() - self._began)
+        num_groups = len(resources.layer_groups)
         logger.info(
-            "%d KV blocks of %d tokens, up to %d tokens a request, %d requests a step",
+            "%d KV blocks of %d tokens%s, up to %d tokens a request, %d requests a step",
             resources.num_blocks,
             resources.block_size,
+            f" in {num_groups} layer groups" if num_groups > 1 else "",
             resources.max_model_len,
             resources.max_num_seqs,
         )
