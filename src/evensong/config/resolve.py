@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,7 @@ def resolve(settings: Mapping[str, Any]) -> EngineConfig:
     config = EngineConfig(**sections)
     _check_cache(config.cache)
     _check_scheduler(config.scheduler, config.cache)
+    _check_traces(config.observability.otlp_traces_endpoint)
     if config.model.max_model_len != "auto":
         _at_least("max_model_len", config.model.max_model_len, 2)
     _at_least("max_logprobs", config.model.max_logprobs, 0)
@@ -79,6 +81,21 @@ def check_server(config: ServerConfig) -> ServerConfig:
     if config.root_path and (not config.root_path.startswith("/") or config.root_path.endswith("/")):
         raise ConfigError(f"--root-path must begin with / and not end with it, got {config.root_path!r}")
     return config
+
+
+def _check_traces(endpoint: str | None) -> None:
+    if endpoint is None:
+        return
+    if not endpoint.startswith(("http://", "https://")) or not endpoint.partition("://")[2]:
+        raise ConfigError(
+            f"--otlp-traces-endpoint must be an http(s) URL such as http://host:4318/v1/traces: {endpoint!r}"
+        )
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ConfigError("--otlp-traces-endpoint needs more packages: pip install 'evensong[otel]'")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

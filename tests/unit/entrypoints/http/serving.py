@@ -100,11 +100,13 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    core: TalkingClient | None = None, client: tuple[str, int] = ("127.0.0.1", 123), **server: Any
+    core: TalkingClient | None = None, client: tuple[str, int] = ("127.0.0.1", 123), settings: Any = None, **server: Any
 ) -> AsyncIterator[Served]:
     """An application that is ready."""
     core = core or TalkingClient()
-    state = ServerState(resolve({"served_model_name": "demo"}), ServerConfig(**server), ProgressPage())
+    state = ServerState(
+        resolve({"served_model_name": "demo", **(settings or {})}), ServerConfig(**server), ProgressPage()
+    )
     state.phase = ""
     files = ModelFiles(byte_tokenizer(), tiny_description())
     engine = AsyncLLM(state.engine_config, client=core, files=files, max_n=state.server_config.max_n)
