@@ -60,6 +60,7 @@ FOREIGN: dict[str, ForeignSetting] = {
     "revision": _NO_HUB,
     "tokenizer_revision": _NO_HUB,
     "download_dir": _NO_HUB,
+    "enable_sleep_mode": ForeignSetting(_flag, "sleep needs no flag"),
     "enable_lora": ForeignSetting(_one_of(False), "there are no adapters so far"),
 }
 

@@ -191,7 +191,7 @@ def main(arguments: list[str]) -> int:
     setproctitle(f"evensong:http-{bootstrap.index}")
     configure_logging("info", f"http-{bootstrap.index}")
     listener = socket.socket(fileno=options.listen_fd)
-    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
         runner.run(_serve(bootstrap, listener))
     return 0
 
