@@ -135,6 +135,7 @@ class OutputProcessor:
         state = entry.state
         if admission.refusal is not None:
             refused = admission.request_id
+            self.metrics.count("admission_rejections")
             result.to_abort.extend(i for i in self.remove(state) if i != refused)
             error = RequestError.from_body(admission.refusal)
             self._trace(state, error)
@@ -171,7 +172,9 @@ class OutputProcessor:
         if count or choice.finished:
             state.mark_changed(choice, count)
         if choice.finished:
-            self.metrics.finished(choice.finish_reason or "")
+            # A time limit is told apart from a client that left.
+            late = choice.finish_reason == "abort" and choice.stop_reason
+            self.metrics.finished(str(late or choice.finish_reason or ""))
             if output.finish_reason is None:
                 # A stop string ended it here; the core does not know yet.
                 result.to_abort.append(output.request_id)
