@@ -23,8 +23,8 @@ from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-# Longer prompts, and requests of more choices or with bad words to tokenize, are processed in a thread, so that the
-# loop answers others meanwhile.
+# Longer prompts, and requests of more choices, with more listed tokens or with bad words to tokenize, are processed in
+# a thread, so that the loop answers others meanwhile.
 INLINE_LENGTH = 4096
 INLINE_CHOICES = 16
 
@@ -230,7 +230,7 @@ class AsyncLLM:
         process = self.front.inputs.process
         parts = prompt.values() if isinstance(prompt, Mapping) else [prompt]
         short = all(not isinstance(part, Sized) or len(part) <= INLINE_LENGTH for part in parts)
-        if short and not (isinstance(params, SamplingParams) and (params.n > INLINE_CHOICES or params.bad_words)):
+        if short and not (isinstance(params, SamplingParams) and _takes_long(params)):
             return process(request_id, prompt, params, **options)
         return await asyncio.to_thread(process, request_id, prompt, params, **options)
 
@@ -268,3 +268,7 @@ class AsyncLLM:
             raise EngineDeadError("the engine was shut down")
         if self._client.dead_error is not None:
             raise self._client.dead_error
+
+
+def _takes_long(params: SamplingParams) -> bool:
+    return params.n > INLINE_CHOICES or params.num_items > INLINE_LENGTH or bool(params.bad_words)
