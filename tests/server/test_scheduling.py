@@ -71,11 +71,11 @@ def test_an_urgent_request_overtakes_low_ones_and_every_byte_stays(server: Serve
 
 
 def test_one_user_s_flood_does_not_hold_up_another(server: Server) -> None:
-    flood = [
-        Flooding(server, {**KNOWN, "max_tokens": 48, "ignore_eos": True, "user": "a", "seed": n}) for n in range(6)
-    ]
+    body = {**KNOWN, "max_tokens": 64, "ignore_eos": True, "user": "a"}
+    flood = [Flooding(server, {**body, "prompt": f"Story {n}:"}) for n in range(6)]
     until = time.monotonic() + 60
-    while server.metric("num_requests_waiting") < 4 and time.monotonic() < until:
+    while server.metric("num_requests_waiting") < 3 and any(one.is_alive() for one in flood):
+        assert time.monotonic() < until
         time.sleep(0.02)
     server.text({**KNOWN, "user": "b"})
     assert any(one.is_alive() for one in flood), "it waited for all of them"
@@ -86,12 +86,12 @@ def test_one_user_s_flood_does_not_hold_up_another(server: Server) -> None:
 
 def test_the_queue_has_an_end_in_tokens(server: Server, survivors: Survivors) -> None:
     body = {"model": "demo", "prompt": [11] * 400, "max_tokens": 48, "ignore_eos": True}
-    with survivors.watch():
+    with survivors.watch():  # whose neighbour has one of the slots
         flood = [Flooding(server, body) for _ in range(6)]
         for one in flood:
             one.join(120)
     codes = [one.status for one in flood]
-    assert set(codes) == {200, 429} and codes.count(200) >= 3
+    assert set(codes) == {200, 429} and codes.count(200) >= 2
     assert all(1 <= one.retry_after <= 120 for one in flood if one.status == 429)
 
 
