@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from evensong.entrypoints.llm import LLM
+from evensong.protocol.errors import RequestError
 from evensong.protocol.request_output import CompletionOutput
-from evensong.protocol.sampling_params import SamplingParams
+from evensong.protocol.sampling_params import RequestOutputKind, SamplingParams
 from tests.server.harness import Server
 
 PROMPT = "Once upon a time, in a small village by the sea, there lived"
@@ -236,3 +237,60 @@ def test_truncation_and_special_tokens(server: Server, llm: LLM) -> None:
     assert offline.prompt_token_ids == ids[-5:]
     long = body | {"prompt": "word " * 1000, "truncate_prompt_tokens": -1}
     assert server.post("/v1/completions", long).json()["usage"]["prompt_tokens"] == MAX_MODEL_LEN - 48
+
+
+def test_a_salt_keeps_the_cache_to_those_who_know_it(server: Server) -> None:
+    body = {"model": "demo", "prompt": "A secret that nobody may time. " * 8, "max_tokens": 48, "temperature": 0}
+    answers = [
+        server.post("/v1/completions", body | fields).json()
+        for fields in ({"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "a"}, {})
+    ]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert (cached[0], cached[1], cached[3]) == (0, 0, 0) and cached[2] >= 48
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+
+
+def test_prompts_in_lists_and_choices_in_order(server: Server, llm: LLM) -> None:
+    texts = [PROMPT, "The capital of Italy is"]
+    ids = [llm.get_tokenizer().encode(text) for text in texts]
+    body = {"model": "demo", "max_tokens": 16, "seed": 5, "n": 2, "return_token_ids": True}
+    by_text = server.post("/v1/completions", body | {"prompt": texts}).json()["choices"]
+    by_ids = server.post("/v1/completions", body | {"prompt": ids}).json()["choices"]
+    assert [choice["index"] for choice in by_text] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in by_text] == [choice["text"] for choice in by_ids]
+    assert [by_ids[0]["prompt_token_ids"], by_ids[2]["prompt_token_ids"]] == ids
+    outputs = llm.generate(texts, SamplingParams(n=2, seed=5, max_tokens=16), use_tqdm=False)
+    assert [c.text for output in outputs for c in output.outputs] == [choice["text"] for choice in by_text]
+    assert [c.seed for output in outputs for c in output.outputs] == [choice["seed"] for choice in by_text]
+
+
+def test_output_kinds_and_no_text_at_all(llm: LLM) -> None:
+    seen: dict[RequestOutputKind, list[str]] = {}
+    for kind in RequestOutputKind:
+        params = SamplingParams(temperature=0, max_tokens=8, output_kind=kind, prompt_logprobs=0)
+        llm.llm_engine.add_request(kind.name, PROMPT, params)
+        scored: list[bool] = []
+        while llm.llm_engine.has_unfinished_requests():
+            for output in llm.llm_engine.step():
+                seen.setdefault(kind, []).append(output.outputs[0].text)
+                scored.append(output.prompt_logprobs is not None)
+        assert scored == [kind is not RequestOutputKind.DELTA or index == 0 for index in range(len(scored))]
+    (whole,) = seen[RequestOutputKind.FINAL_ONLY]
+    assert "".join(seen[RequestOutputKind.DELTA]) == seen[RequestOutputKind.CUMULATIVE][-1] == whole
+    assert all(whole.startswith(text) for text in seen[RequestOutputKind.CUMULATIVE])
+    (bare,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8, detokenize=False), use_tqdm=False)
+    assert bare.outputs[0].text == "" and llm.get_tokenizer().decode(bare.outputs[0].token_ids) == whole
+
+
+def test_chats_by_llm(llm: LLM) -> None:
+    question = {"role": "user", "content": "Name the capital of France in one short sentence."}
+    params = SamplingParams(temperature=0, max_tokens=16)
+    begun = [question, {"role": "assistant", "content": "It is "}]
+    (continued,) = llm.chat(begun, params, use_tqdm=False, continue_final_message=True)
+    assert continued.prompt is not None and continued.prompt.endswith("<|im_start|>assistant\nIt is ")
+    template = "{{ messages[0].content }} {{ style }}"
+    options: dict[str, Any] = {"chat_template": template, "chat_template_kwargs": {"style": "Loudly!"}}
+    (own,) = llm.chat([question], params, use_tqdm=False, **options)
+    assert own.prompt == f"{question['content']} Loudly!"
+    with pytest.raises(RequestError, match="chat template is damaged"):
+        llm.chat([question], params, use_tqdm=False, chat_template="{% if %}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -51,6 +52,7 @@ def resolve(settings: Mapping[str, Any]) -> EngineConfig:
     config = EngineConfig(**sections)
     _check_cache(config.cache)
     _check_scheduler(config.scheduler, config.cache)
+    _check_traces(config.observability.otlp_traces_endpoint)
     if config.model.max_model_len != "auto":
         _at_least("max_model_len", config.model.max_model_len, 2)
     _at_least("max_logprobs", config.model.max_logprobs, 0)
@@ -93,6 +95,21 @@ def read_tenant_weights(text: str | None) -> dict[str, float]:
         if not 1e-3 <= weight <= 1e6:
             raise ConfigError(f"tenant_weights: {name!r:.60} must be in 0.001..1000000, got {weight}")
     return weights
+
+
+def _check_traces(endpoint: str | None) -> None:
+    if endpoint is None:
+        return
+    if not endpoint.startswith(("http://", "https://")) or not endpoint.partition("://")[2]:
+        raise ConfigError(
+            f"--otlp-traces-endpoint must be an http(s) URL such as http://host:4318/v1/traces: {endpoint!r}"
+        )
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ConfigError("--otlp-traces-endpoint needs more packages: pip install 'evensong[otel]'")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -107,6 +107,12 @@ class ObservabilityConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "least severe line to log", choices=("debug", "info", "warning", "error")
     )
+    log_format: Literal["text", "json"] = setting(
+        "text", "lines for people, or one JSON object a line", choices=("text", "json")
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None, "where spans go: the URL of an OpenTelemetry collector (OTLP over HTTP)", metavar="URL"
+    )
     torch_profiler_dir: str | None = setting(
         None, "folder for the traces of /start_profile and /stop_profile (default: no profiling)"
     )
@@ -124,7 +130,8 @@ class EngineConfig:
 
 def for_terminal(config: EngineConfig) -> EngineConfig:
     """The config of a core whose stderr is this process's: a progress bar only where a person can see it."""
-    bar = config.observability.use_tqdm_on_load and sys.stderr is not None and sys.stderr.isatty()
+    bar = config.observability.use_tqdm_on_load and config.observability.log_format == "text"
+    bar = bar and sys.stderr is not None and sys.stderr.isatty()
     return replace(config, observability=replace(config.observability, use_tqdm_on_load=bar))
 
 

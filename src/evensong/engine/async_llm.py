@@ -23,8 +23,8 @@ from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-# Longer prompts, and requests of more choices or with bad words to tokenize, are processed in a thread, so that the
-# loop answers others meanwhile.
+# Longer prompts, and requests of more choices, with more listed tokens or with bad words to tokenize, are processed in
+# a thread, so that the loop answers others meanwhile.
 INLINE_LENGTH = 4096
 INLINE_CHOICES = 16
 
@@ -138,14 +138,16 @@ class AsyncLLM:
     ) -> RequestStream:
         """Submits a request and waits until the core has admitted it. The stream must be handed to `stop` in the end.
 
-        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant. Raises RequestError when it is
-        refused.
+        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant, trace_headers (W3C Trace
+        Context). Raises RequestError when it is refused.
         """
         self._check_alive()
+        trace_headers = options.pop("trace_headers", None)
         processed = await self._process(request_id, prompt, sampling_params, options)
         self._check_alive()
         stream = RequestStream()
         state = RequestState(request_id, processed, self.front.texts, stream)
+        state.trace_headers = trace_headers or {}
         stream.attach(state)
         self.front.outputs.add(state)
         self._ensure_handler()
@@ -220,6 +222,7 @@ class AsyncLLM:
                 self._handler.cancel()
             self._client.shutdown()
             self.front.outputs.fail_all(EngineDeadError("the engine was shut down"))
+            self.front.outputs.tracer.close()
 
     async def _process(
         self, request_id: str, prompt: Prompt, params: SamplingParams, options: dict[str, Any]
@@ -227,7 +230,7 @@ class AsyncLLM:
         process = self.front.inputs.process
         parts = prompt.values() if isinstance(prompt, Mapping) else [prompt]
         short = all(not isinstance(part, Sized) or len(part) <= INLINE_LENGTH for part in parts)
-        if short and not (isinstance(params, SamplingParams) and (params.n > INLINE_CHOICES or params.bad_words)):
+        if short and not (isinstance(params, SamplingParams) and _takes_long(params)):
             return process(request_id, prompt, params, **options)
         return await asyncio.to_thread(process, request_id, prompt, params, **options)
 
@@ -265,3 +268,7 @@ class AsyncLLM:
             raise EngineDeadError("the engine was shut down")
         if self._client.dead_error is not None:
             raise self._client.dead_error
+
+
+def _takes_long(params: SamplingParams) -> bool:
+    return params.n > INLINE_CHOICES or params.num_items > INLINE_LENGTH or bool(params.bad_words)

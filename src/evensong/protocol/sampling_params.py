@@ -96,6 +96,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
         """The stop strings as a list, empty when there are none."""
         return list(self.stop) if isinstance(self.stop, list) else []
 
+    @property
+    def num_items(self) -> int:
+        """How many tokens and words the settings list: what checking them takes."""
+        lists = (self.logit_bias, self.stop_token_ids, self.allowed_token_ids, self.bad_words)
+        return sum(len(one) for one in lists if one is not None)
+
     def clone(self) -> SamplingParams:
         """A copy that can be changed without touching this one."""
         return msgspec.structs.replace(self)

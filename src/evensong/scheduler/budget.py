@@ -34,7 +34,8 @@ class Budget:
         """
         threshold = self.limits.long_prefill_token_threshold
         left = self.left + more
-        left -= max(min(leave, left - 1), 0)
+        if leave:
+            left -= max(min(leave, left - 1), 0)
         if self.limits.enable_chunked_prefill:
             if threshold:
                 wanted = min(wanted, threshold)

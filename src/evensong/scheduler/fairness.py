@@ -162,6 +162,10 @@ class FairShare(Policy):
         """What has no room for one tenant's request may have it for another's, in a slot of that one's own."""
         return False
 
+    def pause(self, running: list[Request], waits: bool, step_id: int) -> list[Request]:
+        """Nobody: shares decide."""
+        return []
+
     def may_displace(self, running: Sequence[Request]) -> bool:
         """False when no tenant has one waiting that is more urgent than one of its own that runs."""
         for request in running:

@@ -16,6 +16,8 @@ from evensong.scheduler.request import Request
 
 # A request that was displaced for a more urgent one is left alone for this many steps.
 STEPS_BETWEEN_DISPLACEMENTS = 64
+# Less urgent requests sit out one step in so many, at most.
+STEPS_BETWEEN_PAUSES = 4
 
 
 class Policy:
@@ -23,6 +25,7 @@ class Policy:
 
     def __init__(self) -> None:
         self.waiting: WaitingQueue = WaitingQueue()
+        self._last_pause = -STEPS_BETWEEN_PAUSES
 
     @property
     def plain(self) -> bool:
@@ -89,6 +92,20 @@ class Policy:
             kept = max_num_tokens // 2 if next_in < self.key(request) else 0
             leave[request.request_id] = len(running) - index + kept
         return leave
+
+    def pause(self, running: list[Request], waits: bool, step_id: int) -> list[Request]:
+        """Takes out of `running` those that sit out step `step_id`, so that an urgent request's first step is short.
+
+        They do if a more urgent one waits and could start (`waits`); if it does not, they are served after all.
+        """
+        if self.plain or not waits or not self.waiting or step_id - self._last_pause < STEPS_BETWEEN_PAUSES:
+            return []
+        first = self.waiting.most_urgent
+        late = [request for request in running if request.rank.urgency > first]
+        if late:
+            self._last_pause = step_id
+            running[:] = [request for request in running if request.rank.urgency <= first]
+        return late
 
 
 def _rested(request: Request, step_id: int) -> bool:

@@ -121,9 +121,11 @@ class Scheduler:
         """The plan of the next step."""
         plan = _Plan(self.limits)
         self.kv_cache.free_passed((request.request_id, request.num_computed_tokens) for request in self.running)
-        self._serve_running(plan)
+        late = self._serve_running(plan)
         if not plan.preempted:
             self._serve_waiting(plan)
+        if late and not plan.new:
+            self._serve(late, {}, plan)
         return self._finish_plan(plan)
 
     def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarBitmask | None:
@@ -204,19 +206,27 @@ class Scheduler:
             free_slots = max(limits.max_num_seqs - len(self.running), 0)
             check_queue(request, self.waiting, free_slots, limits, self._pace)
 
-    def _serve_running(self, plan: _Plan) -> None:
-        """Tokens for requests that run. Where the budget ends early, the next step starts with those left out."""
+    def _serve_running(self, plan: _Plan) -> list[Request]:
+        """Tokens for requests that run; those that are not served, unless nobody starts.
+
+        Where the budget ends early, the next step starts with those left out.
+        """
         order = self.running[self._first_to_serve :] + self.running[: self._first_to_serve]
         self._first_to_serve = 0
         waits = len(order) < self.limits.max_num_seqs or self.policy.may_displace(order)
         leave = self.policy.order(order, waits, plan.budget.left)
+        late = self.policy.pause(order, waits, self._step_id + 1)
+        self._serve(order, leave, plan)
+        return late
+
+    def _serve(self, order: list[Request], leave: dict[str, int], plan: _Plan) -> None:
         for request in order:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one that came before it in this step
             wanted = request.num_tokens - request.num_computed_tokens
             if wanted == 0:
                 continue  # its next token is not known yet
-            count = plan.budget.share(wanted, leave=leave.get(request.request_id, 0))
+            count = plan.budget.share(wanted, leave=leave[request.request_id] if leave else 0)
             if count == 0:
                 self._first_to_serve = self.running.index(request)
                 break

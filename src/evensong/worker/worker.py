@@ -104,7 +104,7 @@ class Worker:
             "mode": self._mode.name,
             "trial_results": self._require_model().trial_results,
             "kv_dtype": str(self._mode.kv).removeprefix("torch."),
-            "rope": repr(sorted(set(map(repr, self._description.layer_ropes)))),
+            "rope": ", ".join(sorted({str(rope) for rope in self._description.layer_ropes})),
             "tensor_parallel_size": "1",
             "threads": str(torch.get_num_threads()) if self._device.type == "cpu" else "1",
             **describe_kernels(self._device),

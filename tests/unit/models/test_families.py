@@ -267,3 +267,17 @@ def test_a_window_changes_no_bit_in_any_chunks_or_after_a_hit(
     assert torch.equal(hit.all_logits(), whole[240:])
     for sequence in (one, again):
         assert torch.equal(sequence.all_logits(), whole)
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_the_ops_of_a_device_in_float16(family: str, tmp_path: Path) -> None:
+    """What CUDA runs for `--dtype float16`, here on the CPU: close to the same weights computed in float32."""
+    random_model(list(CONFIGS[family].values())[-1](), tmp_path)
+    half = NumericMode("float16", torch.float16, torch.float16, torch.float16)
+    wide = NumericMode("float16 in float32", torch.float16, torch.float32, torch.float32)
+    tokens = tokens_of(150)
+    ours, exact = (
+        Stepper(load(str(tmp_path), "float32", mode, OPS["cuda"])[0]).run(tokens, 100) for mode in (half, wide)
+    )
+    assert ours.dtype == torch.float32
+    assert 0 < (ours - exact).norm() / exact.norm() < 0.02

@@ -25,8 +25,8 @@ _MASK = 2**64 - 1
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 # Most characters that a Unicode normalization joins into one; a tokenizer that normalizes sees a shorter text.
 _NORMALIZED_CHARS = 4
-# Longest text that is tokenized though most of it will be cut off: about a second of one core, in a thread.
-_TRUNCATABLE_CHARS = 1_000_000
+# Longest text that is tokenized though most of it will be cut off: less than a second of one core, in a thread.
+_TRUNCATABLE_CHARS = 300_000
 
 
 @dataclass(frozen=True)

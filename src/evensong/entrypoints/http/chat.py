@@ -24,7 +24,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
     """The assistant's next message."""
     engine = state.require_engine(form.model)
     defaults = engine.front.sampling_defaults
-    params = form.sampling_params(
+    params = await form.resolve(
         defaults,
         max_tokens=form.most_tokens(defaults),
         logprobs=form.num_logprobs(),

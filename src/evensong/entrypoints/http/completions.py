@@ -32,7 +32,7 @@ async def create_completion(request: Request, state: ServerState, form: Completi
         # Each choice would hold the log-probabilities of the whole prompt.
         raise RequestError("echo with logprobs needs n=1", param="n")
     defaults = engine.front.sampling_defaults
-    params = form.sampling_params(
+    params = await form.resolve(
         defaults,
         max_tokens=form.most_tokens(defaults),
         logprobs=form.logprobs,

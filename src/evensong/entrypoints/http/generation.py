@@ -176,7 +176,11 @@ async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
 
 def without_tokens(output: RequestOutput) -> RequestOutput:
     """The output of a request that asked for no token."""
-    bare = [CompletionOutput(c.index, "", [], finish_reason="length", seed=c.seed) for c in output.outputs]
+    bare = []
+    for choice in output.outputs:
+        ended_early = choice.finish_reason not in ("stop", "length")
+        reason, why = (choice.finish_reason, choice.stop_reason) if ended_early else ("length", None)
+        bare.append(CompletionOutput(choice.index, "", [], finish_reason=reason, stop_reason=why, seed=choice.seed))
     return msgspec.structs.replace(output, outputs=bare)
 
 

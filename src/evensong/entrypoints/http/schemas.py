@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -11,6 +12,8 @@ from evensong.protocol.errors import RequestError
 from evensong.protocol.sampling_params import INT64_MAX, INT64_MIN, RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
+# Settings that list more tokens are checked in a thread.
+INLINE_ITEMS = 4096
 Number = float | int
 
 
@@ -147,6 +150,13 @@ class GenerationForm(Form):
             return {}
         continuous = bool(self.stream_options and self.stream_options.continuous_usage_stats)
         return {"usage": usage() if continuous else None}
+
+    async def resolve(self, defaults: Mapping[str, Any], **resolved: Any) -> SamplingParams:
+        """`sampling_params`, in a thread where there is much to check."""
+        lists = (self.logit_bias, self.stop_token_ids, self.allowed_token_ids)
+        if sum(len(one) for one in lists if one is not None) <= INLINE_ITEMS:
+            return self.sampling_params(defaults, **resolved)
+        return await asyncio.to_thread(self.sampling_params, defaults, **resolved)
 
     def sampling_params(self, defaults: Mapping[str, Any], **resolved: Any) -> SamplingParams:
         """The engine's form of these settings: what the request says, else `defaults`, else the API's own.
