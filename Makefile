@@ -8,7 +8,7 @@ PORT ?= 8000
 ARGS ?=
 MINUTES ?= 5
 # make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
-.PHONY: setup serve chat test check bench soak trace clients clean
+.PHONY: setup serve chat test check bench soak trace clients schema-test clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,9 @@ trace: $(STAMP)
 # An environment for each under build/clients; ARGS='--only openai,llm'
 clients: $(STAMP)
 	$(BIN)/python benchmarks/clients.py --report clients-report.json $(ARGS)
+
+schema-test: $(STAMP)
+	$(BIN)/python -m tests.server.schema_run schema-report.json $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -20,7 +20,7 @@ from evensong.engine.client.mp_sync import SyncMPClient
 from evensong.engine.launch import Launch
 from evensong.engine.launch_handshake import OnChange
 from evensong.engine.launch_table import ProcessRow
-from evensong.protocol.errors import ConfigError, EngineDeadError, RequestError, UtilityError
+from evensong.protocol.errors import ConfigError, EngineDeadError, RequestError
 from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
@@ -99,7 +99,7 @@ def test_verbs_answer_and_their_errors_reach_the_caller_alone(client: SyncMPClie
     assert client.call_utility("reset_prefix_cache") is True
     with pytest.raises(RequestError, match="no_such_method"):
         client.call_utility("collective_rpc", 5.0, method="no_such_method", args=[])
-    with pytest.raises(UtilityError, match="describe"):
+    with pytest.raises(RequestError, match="no arguments"):
         client.call_utility("collective_rpc", 5.0, method="describe", args=[1])
     client.add_request(ask("after", [1, 2]))
     assert collect(client, {"after"})["after"][-1].finish_reason is FinishReason.LENGTH

@@ -57,6 +57,7 @@ class NaiveScheduler:
         self.running: list[Job] = []
         self.turn = self.left = 0
         self.started: set[str] = set()
+        self.paused = -(10**9)
         self.step = self.arrivals = self.overtakes = self.num_preempted = 0
 
     def add(self, source: EngineCoreRequest) -> None:
@@ -75,7 +76,7 @@ class NaiveScheduler:
         plan: dict[str, int] = {}
         self.started = set()
         self.step += 1
-        self.left, preempted = self.limits.max_num_batched_tokens, False
+        self.left = self.limits.max_num_batched_tokens
         for job in self.running:
             self._give_back(job)
         order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
@@ -87,14 +88,25 @@ class NaiveScheduler:
         if unequal:
             order.sort(key=lambda one: one.urgency)
         half = self.left // 2
-        for place, job in enumerate(order):
+        keep = [len(order) - n + (half if next_in < job.urgency else 0) for n, job in enumerate(order, 1)]
+        late = [job for job in order if next_in < job.urgency]
+        if self.step - self.paused < policy.STEPS_BETWEEN_PAUSES:
+            late = []
+        self.paused = self.step if late else self.paused
+        now = [(job, k if unequal else 0) for job, k in zip(order, keep, strict=True) if job not in late]
+        preempted = self._serve(now, plan)
+        if not preempted:
+            self._fill(plan)
+        if late and not self.started:
+            self._serve([(job, 0) for job in late], plan)
+        return plan
+
+    def _serve(self, order: list[tuple[Job, int]], plan: dict[str, int]) -> bool:
+        preempted = False
+        for job, keep in order:
             if job not in self.running:
                 continue
-            left = self.left
-            if unequal:
-                left -= len(order) - place - 1
-                left -= half if next_in < job.urgency else 0
-                left = min(max(left, 1), self.left)
+            left = min(max(self.left - keep, 1), self.left)
             count = self._share(len(job.tokens) - job.computed, left)
             if count == 0:
                 self.turn = self.running.index(job)
@@ -105,9 +117,7 @@ class NaiveScheduler:
             if job in self.running:
                 plan[job.source.request_id] = count
                 self.left -= count
-        if not preempted:
-            self._fill(plan)
-        return plan
+        return preempted
 
     def _fill(self, plan: dict[str, int]) -> None:
         aged = self._aged()
@@ -116,7 +126,9 @@ class NaiveScheduler:
             if self.left == 0:
                 return
             free_slot = not blocked and len(self.running) + behind < self.limits.max_num_seqs
-            if not free_slot and job is not aged and not self._victims(job):
+            if not free_slot and (job is aged or not self._victims(job)):
+                if job is aged:
+                    continue
                 return
             if len(self.running) >= self.limits.max_num_seqs and not any(
                 other.urgency > self.waiting[0].urgency for other in self.running

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -44,7 +45,8 @@ class Server:
 
     def __init__(self, log: Path, *flags: str, model: str = "demo", wait: bool = True) -> None:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        tls = dict(zip(flags, flags[1:], strict=False)).get("--ssl-certfile")
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
         self.log = log
         self._log_file = open(log, "w")  # noqa: SIM115 - closed by stop()
         command = [
@@ -65,7 +67,9 @@ class Server:
             start_new_session=True,
         )
         self.family: set[psutil.Process] = set()
-        self.client = httpx.Client(base_url=self.url, timeout=120)
+        # A self-signed certificate vouches for itself.
+        verify = ssl.create_default_context(cafile=tls) if tls else True
+        self.client = httpx.Client(base_url=self.url, timeout=120, verify=verify)
         if wait:
             self.wait_ready()
 

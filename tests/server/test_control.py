@@ -133,6 +133,13 @@ def test_what_the_http_library_refuses_has_the_usual_form(
     assert b"content-type: application/json" in answer and b'"code": "%s"' % code in answer.replace(b'":"', b'": "')
 
 
+def test_an_offer_to_speak_http_2_is_declined_and_the_body_read(server: Server) -> None:
+    body = b'{"prompt": "Hi", "max_tokens": 1}'
+    offer = b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n\r\n"
+    answer = say(server, POST.replace(b"100", b"%d" % len(body)) + offer + body)
+    assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
+
+
 def test_slow_connections_end(server: Server, survivors: Survivors) -> None:
     with survivors.watch():
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,8 @@ from tests.server.harness import Neighbour, Server, Survivors, events
 
 @pytest.fixture(scope="module")
 def server_flags() -> list[str]:
-    return ["--max-num-seqs", "4", "--max-num-queued-reqs", "4", "--served-model-name", "demo"]
+    logs = ["--log-format", "json", "--access-log"]
+    return ["--max-num-seqs", "4", "--max-num-queued-reqs", "4", "--served-model-name", "demo", *logs]
 
 
 def test_request_ids_go_in_and_out(server: Server) -> None:
@@ -94,3 +96,17 @@ def test_a_slow_reader_loses_nothing(server: Server) -> None:
 def test_neighbours_do_not_change_each_other(server: Server, survivors: Survivors) -> None:
     neighbours = [Neighbour(server) for _ in range(3)]
     assert {neighbour.finish() for neighbour in neighbours} == {survivors.neighbour}
+
+
+def test_logs_are_one_object_a_line_in_every_process(server: Server) -> None:
+    server.client.get("/v1/models", headers={"X-Request-Id": "look-for-me"})
+    until = time.monotonic() + 5
+    while "look-for-me" not in server.log.read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    # What is printed to be pasted comes on stdout, which this log holds too.
+    lines = [line for line in server.log.read_text().splitlines() if not line.startswith(("evensong serves", "  "))]
+    records = [json.loads(line) for line in lines]
+    assert {record["process"] for record in records} == {"launcher", "http-0", "core-0"}
+    assert all({"time", "level", "logger", "message"} <= set(record) for record in records)
+    (own,) = [record["message"] for record in records if "look-for-me" in record["message"]]
+    assert own.startswith("127.0.0.1 GET /v1/models 200 ")

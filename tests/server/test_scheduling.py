@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -16,11 +17,34 @@ URGENT = {**KNOWN, "priority": 0}
 
 @pytest.fixture(scope="module")
 def server_flags() -> list[str]:
-    return ["--max-num-seqs", "2", "--max-num-queued-reqs", "8"]
+    return [
+        "--max-num-seqs",
+        "2",
+        "--max-num-queued-reqs",
+        "8",
+        "--max-num-queued-tokens",
+        "600",
+        "--fair-share",
+        "user",
+    ]
 
 
 def low(seed: int) -> dict[str, Any]:
     return {**LOW, "prompt": f"Chapter {seed} of the long report says", "seed": seed}
+
+
+class Flooding(threading.Thread):
+    """A completion in a thread of its own."""
+
+    def __init__(self, server: Server, body: dict[str, Any]) -> None:
+        super().__init__()
+        self._url, self._body = server.url, body
+        self.status = self.retry_after = 0
+        self.start()
+
+    def run(self) -> None:
+        answer = httpx.post(f"{self._url}/v1/completions", json=self._body, timeout=120)
+        self.status, self.retry_after = answer.status_code, int(answer.headers.get("retry-after", "0"))
 
 
 def test_an_urgent_request_overtakes_low_ones_and_every_byte_stays(server: Server) -> None:
@@ -44,6 +68,31 @@ def test_an_urgent_request_overtakes_low_ones_and_every_byte_stays(server: Serve
     assert [neighbour.finish() for neighbour in running] == alone[:2]
     assert [waiting[seed] for seed in range(2, 4)] == alone[2:]
     assert server.metric("kv_cache_usage_perc") == 0
+
+
+def test_one_user_s_flood_does_not_hold_up_another(server: Server) -> None:
+    flood = [
+        Flooding(server, {**KNOWN, "max_tokens": 48, "ignore_eos": True, "user": "a", "seed": n}) for n in range(6)
+    ]
+    until = time.monotonic() + 60
+    while server.metric("num_requests_waiting") < 4 and time.monotonic() < until:
+        time.sleep(0.02)
+    server.text({**KNOWN, "user": "b"})
+    assert any(one.is_alive() for one in flood), "it waited for all of them"
+    for one in flood:
+        one.join(120)
+        assert one.status == 200
+
+
+def test_the_queue_has_an_end_in_tokens(server: Server, survivors: Survivors) -> None:
+    body = {"model": "demo", "prompt": [11] * 400, "max_tokens": 48, "ignore_eos": True}
+    with survivors.watch():
+        flood = [Flooding(server, body) for _ in range(6)]
+        for one in flood:
+            one.join(120)
+    codes = [one.status for one in flood]
+    assert set(codes) == {200, 429} and codes.count(200) >= 3
+    assert all(1 <= one.retry_after <= 120 for one in flood if one.status == 429)
 
 
 def test_a_request_over_its_time_is_an_error_and_leaves_nothing(server: Server, survivors: Survivors) -> None:

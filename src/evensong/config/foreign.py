@@ -58,6 +58,7 @@ FOREIGN: dict[str, ForeignSetting] = {
     "load_format": ForeignSetting(_one_of("auto"), "the format is read from the files"),
     "tokenizer_revision": ForeignSetting(_one_of(None), "the tokenizer is read from the model's files"),
     "download_dir": ForeignSetting(_one_of(None), "files from a hub go where HF_HOME or HF_HUB_CACHE says"),
+    "enable_sleep_mode": ForeignSetting(_flag, "sleep needs no flag"),
     "enable_lora": ForeignSetting(_one_of(False), "there are no adapters so far"),
 }
 

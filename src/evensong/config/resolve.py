@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from evensong.config.foreign import is_foreign
 from evensong.config.sections import ENGINE_SECTIONS, CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
@@ -49,6 +52,7 @@ def resolve(settings: Mapping[str, Any]) -> EngineConfig:
     config = EngineConfig(**sections)
     _check_cache(config.cache)
     _check_scheduler(config.scheduler, config.cache)
+    _check_traces(config.observability.otlp_traces_endpoint)
     if config.model.max_model_len != "auto":
         _at_least("max_model_len", config.model.max_model_len, 2)
     _at_least("max_logprobs", config.model.max_logprobs, 0)
@@ -79,6 +83,33 @@ def check_server(config: ServerConfig) -> ServerConfig:
     if config.root_path and (not config.root_path.startswith("/") or config.root_path.endswith("/")):
         raise ConfigError(f"--root-path must begin with / and not end with it, got {config.root_path!r}")
     return config
+
+
+def read_tenant_weights(text: str | None) -> dict[str, float]:
+    """Weights by name, from the setting's JSON. Raises ConfigError."""
+    try:
+        weights = msgspec.json.decode(text or "{}", type=dict[str, float])
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"tenant_weights must be a JSON object of names and numbers: {error}") from error
+    for name, weight in weights.items():
+        if not 1e-3 <= weight <= 1e6:
+            raise ConfigError(f"tenant_weights: {name!r:.60} must be in 0.001..1000000, got {weight}")
+    return weights
+
+
+def _check_traces(endpoint: str | None) -> None:
+    if endpoint is None:
+        return
+    if not endpoint.startswith(("http://", "https://")) or not endpoint.partition("://")[2]:
+        raise ConfigError(
+            f"--otlp-traces-endpoint must be an http(s) URL such as http://host:4318/v1/traces: {endpoint!r}"
+        )
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ConfigError("--otlp-traces-endpoint needs more packages: pip install 'evensong[otel]'")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -159,6 +190,11 @@ def _check_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
         raise ConfigError(f"step_seconds must be in 0.01..60, got {scheduler.step_seconds}")
     _at_least("long_prefill_token_threshold", scheduler.long_prefill_token_threshold, 0)
     _at_least("max_num_queued_reqs", scheduler.max_num_queued_reqs, 1)
+    if scheduler.max_num_queued_tokens is not None:
+        _at_least("max_num_queued_tokens", scheduler.max_num_queued_tokens, 1)
+    read_tenant_weights(scheduler.tenant_weights)
+    if scheduler.tenant_weights is not None and scheduler.fair_share == "none":
+        raise ConfigError("tenant_weights mean nothing without fair_share")
     for name in ("request_timeout", "queue_timeout"):
         seconds = getattr(scheduler, name)
         if seconds is not None and not 0 < seconds <= 1e9:

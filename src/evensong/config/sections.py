@@ -78,10 +78,21 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = setting(True, "compute long prompts over several steps")
     long_prefill_token_threshold: int = setting(0, "most tokens of one prompt in a step; 0: no limit of its own")
     max_num_queued_reqs: int = setting(1024, "most requests that wait; beyond it 429")
+    max_num_queued_tokens: int | None = setting(
+        None, "most tokens of requests that wait; beyond it 429 (default: no limit)"
+    )
     scheduling_policy: Literal["priority", "fcfs"] = setting(
         "priority",
         "priority: requests with a lower priority number go first; fcfs: that number is ignored",
         choices=("priority", "fcfs"),
+    )
+    fair_share: Literal["none", "key", "user"] = setting(
+        "none",
+        "whom to give equal shares: key: each API key; user: each value of the field user",
+        choices=("none", "key", "user"),
+    )
+    tenant_weights: str | None = setting(
+        None, 'shares that are not equal, by name of the key or user: JSON such as {"alice": 2} (others have 1)'
     )
     request_timeout: float | None = setting(None, "seconds that a request may take in all (default: no limit)")
     queue_timeout: float | None = setting(None, "seconds that a request may wait to begin (default: no limit)")
@@ -95,6 +106,12 @@ class ObservabilityConfig:
     use_tqdm_on_load: bool = setting(True, "a progress bar while weights load, where stderr is a terminal")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "least severe line to log", choices=("debug", "info", "warning", "error")
+    )
+    log_format: Literal["text", "json"] = setting(
+        "text", "lines for people, or one JSON object a line", choices=("text", "json")
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None, "where spans go: the URL of an OpenTelemetry collector (OTLP over HTTP)", metavar="URL"
     )
     torch_profiler_dir: str | None = setting(
         None, "folder for the traces of /start_profile and /stop_profile (default: no profiling)"
@@ -113,7 +130,8 @@ class EngineConfig:
 
 def for_terminal(config: EngineConfig) -> EngineConfig:
     """The config of a core whose stderr is this process's: a progress bar only where a person can see it."""
-    bar = config.observability.use_tqdm_on_load and sys.stderr is not None and sys.stderr.isatty()
+    bar = config.observability.use_tqdm_on_load and config.observability.log_format == "text"
+    bar = bar and sys.stderr is not None and sys.stderr.isatty()
     return replace(config, observability=replace(config.observability, use_tqdm_on_load=bar))
 
 

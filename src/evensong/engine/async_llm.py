@@ -138,13 +138,16 @@ class AsyncLLM:
     ) -> RequestStream:
         """Submits a request and waits until the core has admitted it. The stream must be handed to `stop` in the end.
 
-        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout. Raises RequestError when refused.
+        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant, trace_headers (W3C Trace
+        Context). Raises RequestError when it is refused.
         """
         self._check_alive()
+        trace_headers = options.pop("trace_headers", None)
         processed = await self._process(request_id, prompt, sampling_params, options)
         self._check_alive()
         stream = RequestStream()
         state = RequestState(request_id, processed, self.front.texts, stream)
+        state.trace_headers = trace_headers or {}
         stream.attach(state)
         self.front.outputs.add(state)
         self._ensure_handler()
@@ -219,6 +222,7 @@ class AsyncLLM:
                 self._handler.cancel()
             self._client.shutdown()
             self.front.outputs.fail_all(EngineDeadError("the engine was shut down"))
+            self.front.outputs.tracer.close()
 
     async def _process(
         self, request_id: str, prompt: Prompt, params: SamplingParams, options: dict[str, Any]

@@ -35,7 +35,7 @@ STDERR_FD = 2
 # Settings that only one process may read; they reach it over the handshake.
 PRIVATE_VARIABLES = ("EVENSONG_API_KEY",)
 # Log lines of utils/logging.py that tell of no fault.
-_ORDINARY_NEWS = re.compile(rb"\d\d:\d\d:\d\d (DEBUG|INFO) ")
+_ORDINARY_NEWS = re.compile(rb'\d\d:\d\d:\d\d (DEBUG|INFO) |\{"time": "[^"]*", "level": "(DEBUG|INFO)"')
 
 
 class LogTail:

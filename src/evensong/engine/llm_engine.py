@@ -93,11 +93,14 @@ class LLMEngine:
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
         """Submits a request; returns its internal id. Raises RequestError for what cannot be served.
 
-        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout.
+        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant, trace_headers (W3C Trace
+        Context).
         """
         params = SamplingParams(**self._front.sampling_defaults) if params is None else params
+        trace_headers = options.pop("trace_headers", None)
         processed = self._front.inputs.process(request_id, prompt, params, **options)
         state = RequestState(request_id, processed, self._front.texts, _Sink(self._inbox, request_id))
+        state.trace_headers = trace_headers or {}
         self._front.outputs.add(state)
         try:
             for child in processed.children:
@@ -162,3 +165,4 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Ends the core and frees everything; safe to call twice."""
         self._client.shutdown()
+        self._front.outputs.tracer.close()

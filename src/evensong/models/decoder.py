@@ -63,7 +63,8 @@ class DecoderModel(CausalLM):
         self._head: Linear = (
             build.head(self._embedding) if config.tie_word_embeddings else build.linear({"lm_head": vocab}, hidden)
         )
-        self._rotary = self._rotary_tables(config.max_position_embeddings)
+        # Made when the fitted length is known: tables for the longest sequence of some models take 100 MB and more.
+        self._rotary: list[RotaryTable] = []
 
     def layer(self, prefix: str, build: Builder) -> DecoderLayer:
         """The layer whose tensors start with `prefix`."""
@@ -144,6 +145,8 @@ class DecoderModel(CausalLM):
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
     ) -> torch.Tensor:
+        if not self._rotary:
+            self.set_max_model_len(self.config.max_position_embeddings)
         eps = self.config.rms_norm_eps
         x = self._ops.embedding(token_ids, self._embedding, torch.float32)
         if self._embedding_scale != 1:

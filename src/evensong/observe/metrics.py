@@ -39,7 +39,10 @@ class EngineMetrics:
         self._counters = {
             "prefix_cache_queries": counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
             "prefix_cache_hits": counter("prefix_cache_hits", "Prompt tokens found in the prefix cache"),
-            "num_preemptions": counter("num_preemptions", "Requests preempted for want of KV blocks"),
+            "num_preemptions": counter(
+                "num_preemptions", "Requests that gave way: blocks ran out, or for an urgent one"
+            ),
+            "admission_rejections": counter("admission_rejections", "Requests refused by the core, a full queue's too"),
             "prompt_tokens": counter("prompt_tokens", "Prompt tokens of admitted requests"),
             "generation_tokens": counter("generation_tokens", "Tokens generated"),
             "determinism_violations": counter("determinism_violations", "Tokens that differed when sent again"),

@@ -29,6 +29,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     prompt_logprobs_delivered: int = 0
     # Seconds from its arrival in which it must be done; 0: no limit of its own.
     timeout: float = 0.0
+    # Whose share of the service it takes (protocol/tenants.py); "" where nobody is told apart.
+    tenant: str = ""
 
 
 class AbortRequests(msgspec.Struct, array_like=True):

@@ -2,9 +2,68 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+
 from evensong.protocol.errors import RequestError
 from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.queue import WaitingQueue
 from evensong.scheduler.request import Request
+
+# Starts that the pace is measured over, and the longest time that a client is asked to stay away.
+PACE_STARTS = 32
+MAX_RETRY_SECONDS = 120
+
+
+class Pace:
+    """How fast waiting requests have got slots lately: what a refused client is told."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._starts: deque[float] = deque(maxlen=PACE_STARTS)
+
+    def started(self) -> None:
+        """A waiting request got a slot."""
+        self._starts.append(self._clock())
+
+    def seconds_for(self, num_starts: int) -> int:
+        """Whole seconds in which so many more may have started, in 1..MAX_RETRY_SECONDS."""
+        if len(self._starts) < 2:
+            return 1
+        interval = (self._clock() - self._starts[0]) / (len(self._starts) - 1)
+        return max(1, min(math.ceil(interval * num_starts), MAX_RETRY_SECONDS))
+
+
+def check_queue(
+    request: Request, waiting: WaitingQueue, num_free_slots: int, limits: SchedulerLimits, pace: Pace
+) -> None:
+    """Raises RequestError (429) where `request` would make the queue longer than `limits` allow.
+
+    Those that the next step can take do not count as queued, however quickly they came. The first one behind them may
+    always wait, however long its prompt: else nobody could ever send it to a busy server.
+    """
+    num_queued = len(waiting) - num_free_slots
+    if num_queued >= limits.max_num_queued_reqs:
+        raise _queue_full(f"{len(waiting)} requests wait already, the most allowed", pace.seconds_for(1))
+    most = limits.max_num_queued_tokens
+    if most is None or num_queued <= 0:
+        return
+    free = sum(first.num_tokens for first in itertools.islice(waiting, num_free_slots))
+    queued = waiting.num_tokens - free
+    excess = queued + request.num_tokens - most
+    if excess > 0:
+        raise _queue_full(
+            f"{queued} tokens wait already; with the {request.num_tokens} of this prompt that is more than the {most} "
+            "allowed",
+            pace.seconds_for(math.ceil(excess * num_queued / queued)),
+        )
+
+
+def _queue_full(message: str, retry_after: int) -> RequestError:
+    return RequestError(message, status=429, type="rate_limit_error", code="queue_full", retry_after=retry_after)
 
 
 def check_fits(request: Request, limits: SchedulerLimits, pool_tokens: int | None) -> None:

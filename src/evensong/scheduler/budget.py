@@ -15,6 +15,7 @@ class SchedulerLimits:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int | None = None
     # False: every request has priority 0, whatever it was sent with.
     use_priorities: bool = True
 
@@ -33,7 +34,8 @@ class Budget:
         """
         threshold = self.limits.long_prefill_token_threshold
         left = self.left + more
-        left -= max(min(leave, left - 1), 0)
+        if leave:
+            left -= max(min(leave, left - 1), 0)
         if self.limits.enable_chunked_prefill:
             if threshold:
                 wanted = min(wanted, threshold)

@@ -16,13 +16,16 @@ from evensong.scheduler.request import Request
 
 # A request that was displaced for a more urgent one is left alone for this many steps.
 STEPS_BETWEEN_DISPLACEMENTS = 64
+# Less urgent requests sit out one step in so many, at most.
+STEPS_BETWEEN_PAUSES = 4
 
 
 class Policy:
     """By priority, then by arrival. Another policy orders by other keys (scheduler/fairness.py)."""
 
     def __init__(self) -> None:
-        self.waiting = WaitingQueue()
+        self.waiting: WaitingQueue = WaitingQueue()
+        self._last_pause = -STEPS_BETWEEN_PAUSES
 
     @property
     def plain(self) -> bool:
@@ -47,6 +50,10 @@ class Policy:
     def gives_way(self, running: Sequence[Request]) -> Request:
         """Who loses its blocks when there are none left: the last by `key`, the newest among equals."""
         return max(reversed(running), key=self.key)
+
+    def stops_at(self, request: Request) -> bool:
+        """True when nobody behind `request`, which could not start, may start either."""
+        return not self.waiting.is_aged(request)
 
     def may_displace(self, running: Sequence[Request]) -> bool:
         """False when it is plain that no waiting request may displace one of `running`."""
@@ -85,6 +92,20 @@ class Policy:
             kept = max_num_tokens // 2 if next_in < self.key(request) else 0
             leave[request.request_id] = len(running) - index + kept
         return leave
+
+    def pause(self, running: list[Request], waits: bool, step_id: int) -> list[Request]:
+        """Takes out of `running` those that sit out step `step_id`, so that an urgent request's first step is short.
+
+        They do if a more urgent one waits and could start (`waits`); if it does not, they are served after all.
+        """
+        if self.plain or not waits or not self.waiting or step_id - self._last_pause < STEPS_BETWEEN_PAUSES:
+            return []
+        first = self.waiting.most_urgent
+        late = [request for request in running if request.rank.urgency > first]
+        if late:
+            self._last_pause = step_id
+            running[:] = [request for request in running if request.rank.urgency <= first]
+        return late
 
 
 def _rested(request: Request, step_id: int) -> bool:

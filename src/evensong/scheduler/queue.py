@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from evensong.scheduler.request import Request
 
@@ -56,6 +56,7 @@ class WaitingQueue:
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
         self._count = 0
+        self._num_tokens = 0
         self._first_urgency: int | None = None
         self.mixed = False
         self._num_overtakes = 0
@@ -69,6 +70,11 @@ class WaitingQueue:
             yield from self._levels[urgency]
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of all requests that wait."""
+        return self._num_tokens
+
+    @property
     def most_urgent(self) -> int:
         """The urgency of the first request; the queue must not be empty."""
         return self._order[0]
@@ -78,11 +84,13 @@ class WaitingQueue:
         level = self._level(request.rank.urgency)
         (level.returning if request.resumed else level.new).append(request)
         self._count += 1
+        self._num_tokens += request.num_tokens
 
     def push_front(self, request: Request) -> None:
         """A preempted request: before every other of its urgency."""
         self._level(request.rank.urgency).returning.appendleft(request)
         self._count += 1
+        self._num_tokens += request.num_tokens
 
     def remove(self, request: Request) -> None:
         """Takes a request out, wherever it stands."""
@@ -90,13 +98,14 @@ class WaitingQueue:
         assert level is not None, f"request {request.request_id} does not wait"
         level.remove(request)
         self._count -= 1
+        self._num_tokens -= request.num_tokens
         if request is self._aged:
             self._aged = None
         if not level.returning and not level.new:
             del self._levels[request.rank.urgency]
             self._order.remove(request.rank.urgency)
 
-    def candidates(self, step_id: int) -> list[Request]:
+    def candidates(self, step_id: int) -> Iterable[Request]:
         """Everyone in the order in which slots are given in step `step_id`."""
         order = list(self)
         self._aged = self._whose_turn(step_id)

@@ -15,7 +15,7 @@ from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
-from evensong.scheduler.admission import check_fits
+from evensong.scheduler.admission import Pace, check_fits, check_queue
 from evensong.scheduler.budget import Budget, SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
 from evensong.scheduler.policy import Policy
@@ -25,7 +25,6 @@ Outputs = dict[int, list[EngineCoreOutput]]
 
 # A waiting request lets a running one compute the prefix that they share for at most this many steps.
 MAX_STEPS_BEHIND_A_WRITER = 256
-RETRY_AFTER_SECONDS = 1
 
 
 class _Plan:
@@ -69,6 +68,7 @@ class Scheduler:
         self._first_to_serve = 0
         self._step_id = 0
         self._num_arrivals = 0
+        self._pace = Pace()
         self._stats = SchedulerStats()
 
     # ---- arrivals and departures
@@ -121,9 +121,11 @@ class Scheduler:
         """The plan of the next step."""
         plan = _Plan(self.limits)
         self.kv_cache.free_passed((request.request_id, request.num_computed_tokens) for request in self.running)
-        self._serve_running(plan)
+        late = self._serve_running(plan)
         if not plan.preempted:
             self._serve_waiting(plan)
+        if late and not plan.new:
+            self._serve(late, {}, plan)
         return self._finish_plan(plan)
 
     def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarBitmask | None:
@@ -200,30 +202,31 @@ class Scheduler:
         if request.request_id in self.requests:
             raise RequestError(f"request id {request.request_id} is in use", status=409, param="request_id")
         check_fits(request, limits, self.kv_cache.capacity)
-        # Those that the next step can take do not count as queued, however quickly they came.
-        free_slots = max(limits.max_num_seqs - len(self.running), 0)
-        if not request.resumed and len(self.waiting) >= limits.max_num_queued_reqs + free_slots:
-            raise RequestError(
-                f"{len(self.waiting)} requests wait already, the most allowed",
-                status=429,
-                type="rate_limit_error",
-                code="queue_full",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+        if not request.resumed:
+            free_slots = max(limits.max_num_seqs - len(self.running), 0)
+            check_queue(request, self.waiting, free_slots, limits, self._pace)
 
-    def _serve_running(self, plan: _Plan) -> None:
-        """Tokens for requests that run. Where the budget ends early, the next step starts with those left out."""
+    def _serve_running(self, plan: _Plan) -> list[Request]:
+        """Tokens for requests that run; those that are not served, unless nobody starts.
+
+        Where the budget ends early, the next step starts with those left out.
+        """
         order = self.running[self._first_to_serve :] + self.running[: self._first_to_serve]
         self._first_to_serve = 0
         waits = len(order) < self.limits.max_num_seqs or self.policy.may_displace(order)
         leave = self.policy.order(order, waits, plan.budget.left)
+        late = self.policy.pause(order, waits, self._step_id + 1)
+        self._serve(order, leave, plan)
+        return late
+
+    def _serve(self, order: list[Request], leave: dict[str, int], plan: _Plan) -> None:
         for request in order:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one that came before it in this step
             wanted = request.num_tokens - request.num_computed_tokens
             if wanted == 0:
                 continue  # its next token is not known yet
-            count = plan.budget.share(wanted, leave=leave.get(request.request_id, 0))
+            count = plan.budget.share(wanted, leave=leave[request.request_id] if leave else 0)
             if count == 0:
                 self._first_to_serve = self.running.index(request)
                 break
@@ -254,9 +257,9 @@ class Scheduler:
         self._stats.num_preemptions += 1
 
     def _serve_waiting(self, plan: _Plan) -> None:
-        """Slots for waiting requests, in order; the first for which there is no room stops those behind it.
+        """Slots for waiting requests, in order; the first for which there is no room keeps what is free from the rest.
 
-        Those behind one that stands first by its age may still displace: that one may not.
+        Behind one that stands first by its age, and in other tenants' slots, some may still displace.
         """
         num_behind_writers = 0
         blocked = False
@@ -266,16 +269,17 @@ class Scheduler:
             if not self.may_start(request):
                 continue
             free_slot = not blocked and len(self.running) + num_behind_writers < self.limits.max_num_seqs
-            by_age = self.waiting.is_aged(request)
-            if not free_slot and not by_age and not self.policy.displaceable(self.running, request, self._step_id + 1):
-                break
+            if not free_slot and not self.policy.displaceable(self.running, request, self._step_id + 1):
+                if self.policy.stops_at(request):
+                    break
+                continue
             hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
             if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, hit):
                 request.steps_waited += 1
                 num_behind_writers += 1
             elif not (free_slot and self._start(request, hit, plan)) and not self._displace(request, hit, plan):
                 blocked = True
-                if not by_age:
+                if self.policy.stops_at(request):
                     break
 
     def _candidates(self) -> Iterable[Request]:
@@ -329,6 +333,7 @@ class Scheduler:
     def _admit(self, request: Request, num_cached: int, count: int, plan: _Plan) -> None:
         request.rank.urgency = self.waiting.start(request)
         self.running.append(request)
+        self._pace.started()
         if request.first_cached_tokens is None:
             self._stats.prefix_cache_queries += request.num_tokens
             self._stats.prefix_cache_hits += num_cached

@@ -23,6 +23,25 @@ _LLAMA3_SPLIT = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# What splits a text before its pieces are looked up, by the name in `tokenizer.ggml.pre`.
+_SPLITS = {
+    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe"), _LLAMA3_SPLIT),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2_SPLIT),
+    "tekken": _TEKKEN_SPLIT,
+    "gpt-4o": _GPT4O_SPLIT,
+}
+# Their vocabularies have whole words that the merges do not reach.
+_WHOLE_WORDS = (*_LLAMA3_NAMES, "tekken", "gpt-4o")
 
 
 @dataclass(frozen=True)
@@ -69,20 +88,16 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     pairs = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges") or []]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     name = file.get("tokenizer.ggml.pre", "default")
-    # Llama 3's vocabulary has whole words that its merges do not reach.
-    model = BPE(
-        vocab=vocabulary, merges=pairs, fuse_unk=False, byte_fallback=False, ignore_merges=name in _LLAMA3_NAMES
-    )
+    model = BPE(vocab=vocabulary, merges=pairs, fuse_unk=False, byte_fallback=False, ignore_merges=name in _WHOLE_WORDS)
     backend = Tokenizer(model)
     if name in ("default", "gpt-2"):
         steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
     elif name == "smollm":
         steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif name in _LLAMA3_NAMES:
-        steps = _split(_LLAMA3_SPLIT)
-    elif name == "qwen2":
-        backend.normalizer = normalizers.NFC()
-        steps = _split(_QWEN2_SPLIT)
+    elif name in _SPLITS:
+        steps = _split(_SPLITS[name])
+        if _SPLITS[name] == _QWEN2_SPLIT:
+            backend.normalizer = normalizers.NFC()
     else:
         raise ConfigError(f"the pre-tokenizer {name!r} of {file.path} is not supported")
     backend.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)

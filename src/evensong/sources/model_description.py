@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -37,6 +38,12 @@ class Rope:
     long_factors: tuple[float, ...] = ()
     original_max_position: int = 0
     magnitude: float = 1.0
+
+    def __str__(self) -> str:
+        """The base, and a digest of the scaling where there is one."""
+        if self == Rope(self.theta):
+            return f"{self.theta:g}"
+        return f"{self.theta:g} scaled {hashlib.blake2b(repr(self).encode(), digest_size=6).hexdigest()}"
 
     def factors_for(self, max_model_len: int) -> tuple[float, ...]:
         """The factors of an engine with this fitted length."""

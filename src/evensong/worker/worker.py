@@ -37,12 +37,12 @@ class Worker:
     """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
         self._device = pick_device(config.model.device)
         if self._device.type == "cpu":
             # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
             torch.set_num_threads(intra_op_threads())
         source = resolve_model(config.model.model, revision=config.model.revision, progress=False, fetched=True)
+        self._source = source
         self._description = load_model_description(source)
         self._mode = numeric_mode(run_dtype(config.model.dtype, self._description.torch_dtype), self._device)
         # Both only read files, beside the loading of the weights.
@@ -104,7 +104,7 @@ class Worker:
             "mode": self._mode.name,
             "trial_results": self._require_model().trial_results,
             "kv_dtype": str(self._mode.kv).removeprefix("torch."),
-            "rope": repr(sorted(set(map(repr, self._description.layer_ropes)))),
+            "rope": ", ".join(sorted({str(rope) for rope in self._description.layer_ropes})),
             "tensor_parallel_size": "1",
             "threads": str(torch.get_num_threads()) if self._device.type == "cpu" else "1",
             **describe_kernels(self._device),
@@ -148,10 +148,9 @@ class Worker:
         if part == "kv_cache":
             self._memory.restore()
             return
-        source = resolve_model(self._config.model.model, progress=False)
-        if source_digest(source) != self._digest:
+        if source_digest(self._source) != self._digest:
             raise ConfigError("the model's files are not those that the engine started with")
-        model = self._load(source, show=False)
+        model = self._load(self._source, show=False)
         model.set_max_model_len(self._max_model_len)
         self._model = model
         self._require_runner().set_model(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,8 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 100}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 FULL, SLIDING = "full_attention", "sliding_attention"
-Config = transformers.PreTrainedConfig
 # A configuration of each kind that changes what is computed, by family.
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS: dict[str, dict[str, Callable[[], transformers.PreTrainedConfig]]] = {
     "llama": {
         "biases": lambda: transformers.LlamaConfig(
             **SMALL, head_dim=8, tie_word_embeddings=False, attention_bias=True, mlp_bias=True
@@ -267,3 +267,17 @@ def test_a_window_changes_no_bit_in_any_chunks_or_after_a_hit(
     assert torch.equal(hit.all_logits(), whole[240:])
     for sequence in (one, again):
         assert torch.equal(sequence.all_logits(), whole)
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_the_ops_of_a_device_in_float16(family: str, tmp_path: Path) -> None:
+    """What CUDA runs for `--dtype float16`, here on the CPU: close to the same weights computed in float32."""
+    random_model(list(CONFIGS[family].values())[-1](), tmp_path)
+    half = NumericMode("float16", torch.float16, torch.float16, torch.float16)
+    wide = NumericMode("float16 in float32", torch.float16, torch.float32, torch.float32)
+    tokens = tokens_of(150)
+    ours, exact = (
+        Stepper(load(str(tmp_path), "float32", mode, OPS["cuda"])[0]).run(tokens, 100) for mode in (half, wide)
+    )
+    assert ours.dtype == torch.float32
+    assert 0 < (ours - exact).norm() / exact.norm() < 0.02

@@ -27,6 +27,7 @@ MODELS = {
     "float32": (TinyLlama(hidden_size=64, num_heads=4, num_kv_heads=1), FLOAT32),
     "one head": (TinyLlama(hidden_size=32, num_heads=1, num_kv_heads=1), FLOAT32),
     "native": (TinyLlama(hidden_size=64, num_heads=4, num_kv_heads=2), NATIVE),
+    "hybrid": (TinyLlama(num_layers=3, num_kv_heads=1, window=50, layers_with_window=(0, 2)), NATIVE),
 }
 
 

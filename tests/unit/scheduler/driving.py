@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from evensong.kvcache.manager import KVCacheManager
-from evensong.protocol.kv_spec import KVCacheConfig
+from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup
 from evensong.protocol.output import EngineCoreOutput
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import SchedulerOutput
 from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.policy import Policy
 from evensong.scheduler.scheduler import Scheduler
 from evensong.testing.fake_executor import FakeExecutor, NextToken, scripted_token
 
@@ -32,12 +33,23 @@ def alone(prompt: list[int], count: int) -> list[int]:
 class Driven:
     """Runs whole steps; keeps every output."""
 
-    def __init__(self, num_blocks: int = 64, next_token: NextToken = scripted_token, **limits: Any) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        next_token: NextToken = scripted_token,
+        windows: tuple[int | None, ...] = (None,),
+        *,
+        policy: Policy | None = None,
+        **limits: Any,
+    ) -> None:
         settings: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128}
         self.limits = SchedulerLimits(**(settings | limits))
-        self.scheduler = Scheduler(self.limits, KVCacheManager(num_blocks, 4, fingerprint="f"), check=True)
+        most = self.limits.max_num_batched_tokens
+        kv_cache = KVCacheManager(num_blocks, 4, fingerprint="f", windows=windows, max_step_tokens=most)
+        self.scheduler = Scheduler(self.limits, kv_cache, policy=policy, check=True)
         self.executor = FakeExecutor(next_token=next_token)
-        self.executor.initialize_from_config(KVCacheConfig(num_blocks, 4), self.limits.max_model_len)
+        groups = tuple(LayerGroup(window) for window in windows)
+        self.executor.initialize_from_config(KVCacheConfig(num_blocks, 4, groups), self.limits.max_model_len)
         self.outputs: list[EngineCoreOutput] = []
 
     def step(self) -> SchedulerOutput:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evensong.protocol.output import FinishReason
-from evensong.scheduler.policy import STEPS_BETWEEN_DISPLACEMENTS, Policy
+from evensong.scheduler.policy import STEPS_BETWEEN_DISPLACEMENTS, STEPS_BETWEEN_PAUSES, Policy
 from evensong.scheduler.queue import AGE_STEPS, MAX_OVERTAKES
 from evensong.scheduler.request import Request
 from tests.unit.scheduler.driving import Driven, alone, ask
@@ -77,7 +77,9 @@ def test_an_urgent_arrival_takes_the_slot_of_the_newest_low_one_in_the_next_step
     driven = full_of_low()
     driven.scheduler.add_request(ask("urgent", [9] * 4, 3))
     plan = driven.step()
-    assert list(plan.num_scheduled_tokens) == ["low0", "urgent"] and len(driven.tokens("urgent")) == 1
+    # Its first step is its own; the other low one goes on with the next.
+    assert list(plan.num_scheduled_tokens) == ["urgent"] and len(driven.tokens("urgent")) == 1
+    assert list(driven.step().num_scheduled_tokens) == ["urgent", "low0"]
     assert [r.request_id for r in driven.scheduler.waiting] == ["low1"]
     driven.run()
     assert driven.tokens("low1") == alone([2] * 4, 300) and driven.tokens("urgent") == alone([9] * 4, 3)
@@ -260,3 +262,18 @@ def test_a_budget_below_the_number_of_requests_goes_round_whatever_their_urgency
         driven.step()
     counts = [len(driven.tokens(f"r{n}")) for n in range(4)]
     assert max(counts) - min(counts) <= 1
+
+
+def test_low_requests_sit_out_one_step_in_four_at_most_and_none_in_vain() -> None:
+    driven = Driven(max_num_seqs=4, num_blocks=400)
+    driven.scheduler.add_request(ask("low", [1] * 4, 100, priority=5))
+    driven.step()
+    served = []
+    for n in range(40):
+        if len(driven.scheduler.running) < 4:
+            driven.scheduler.add_request(ask(f"urgent{n}", [n + 10] * 4, 2))
+        plan = driven.step()
+        served.append("low" in plan.num_scheduled_tokens)
+        assert served[-1] or plan.new_requests
+    missed = [step for step, one in enumerate(served) if not one]
+    assert missed and all(late - early >= STEPS_BETWEEN_PAUSES for early, late in pairwise(missed))

@@ -14,6 +14,9 @@ from evensong.protocol.step import ModelOutput
 from evensong.scheduler import scheduler as scheduler_module
 from tests.unit.scheduler.driving import Driven, alone, ask
 
+HYBRID: dict[str, Any] = {"windows": (None, 8), "max_num_batched_tokens": 8, "num_blocks": 20}
+SLIDING: dict[str, Any] = {"windows": (8,), "max_num_batched_tokens": 8, "num_blocks": 5}
+
 
 @pytest.mark.parametrize(
     ("request_fields", "limits", "status", "param", "said"),
@@ -25,6 +28,9 @@ from tests.unit.scheduler.driving import Driven, alone, ask
         ({"prompt": [1] * 10, "max_tokens": None}, {"num_blocks": 16}, 400, "max_tokens", "127 tokens.*64"),
         ({"prompt": [1], "output_token_ids": [5, 5], "max_tokens": 2}, {}, 400, "max_tokens", "nothing left"),
         ({"prompt": [1] * 65}, {"enable_chunked_prefill": False}, 400, "prompt", "68 tokens.*64"),
+        # A step and its window take 5 of the blocks at most; the other group has room for 15.
+        ({"prompt": [1] * 50, "max_tokens": 12}, HYBRID, 400, "max_tokens", "50 tokens.*61 tokens.*holds 60"),
+        ({"prompt": [1] * 50, "max_tokens": 12}, SLIDING | {"num_blocks": 4}, 400, "prompt", "61 tokens.*holds 16"),
     ],
 )
 def test_what_can_never_run_is_refused_with_the_figures(
@@ -42,6 +48,23 @@ def test_what_just_fits_runs_to_its_end() -> None:
     driven.scheduler.add_request(ask("r", [1] * 50, 15))
     driven.run()
     assert driven.tokens("r") == alone([1] * 50, 15)
+
+
+def test_a_request_of_windows_alone_may_be_longer_than_the_pool() -> None:
+    driven = Driven(**SLIDING)
+    driven.scheduler.add_request(ask("r", list(range(100)), 20))
+    most = 0
+    while driven.scheduler.has_requests():
+        driven.step()
+        most = max(most, driven.scheduler.kv_cache.pool.num_owned)
+    assert driven.tokens("r") == alone(list(range(100)), 20) and most <= 5
+
+
+def test_a_hybrid_runs_what_just_fits() -> None:
+    driven = Driven(**HYBRID)
+    driven.scheduler.add_request(ask("r", [1] * 50, 11))
+    driven.run()
+    assert driven.tokens("r") == alone([1] * 50, 11)
 
 
 def test_an_id_that_lives_is_a_conflict_and_one_that_ended_is_not() -> None:

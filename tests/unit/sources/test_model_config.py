@@ -282,6 +282,64 @@ def test_rope_factors_that_cannot_be(tmp_path: Path, factors: np.ndarray[Any, An
         load_model_description(tiny_gguf(tmp_path / "t.gguf", extra={"rope_freqs.weight": factors}))
 
 
+# What the configurations of well-known models say beyond sizes, and how many positions, windows and rotated components
+# that makes with 4 heads of 16 over two layers.
+KNOWN: dict[str, tuple[dict[str, Any], tuple[int, tuple[int | None, ...], int]]] = {
+    "Llama 3.1": (
+        {
+            "rope_theta": 500000.0,
+            "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192},
+            "max_position_embeddings": 131072,
+        },
+        (131072, (None, None), 16),
+    ),
+    "Mistral 7B 0.1": (
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "max_position_embeddings": 32768},
+        (32768, (4096, 4096), 16),
+    ),
+    "Qwen2.5": (
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "use_sliding_window": False,
+            "sliding_window": 131072,
+            "max_window_layers": 1,
+            "max_position_embeddings": 32768,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        },
+        (131072, (None, None), 16),
+    ),
+    "Phi-3-mini-4k": (
+        {"architectures": ["Phi3ForCausalLM"], "sliding_window": 2047, "max_position_embeddings": 4096},
+        (4096, (2047, 2047), 16),
+    ),
+    "Phi-4-mini": (
+        {
+            "architectures": ["Phi3ForCausalLM"],
+            "sliding_window": 262144,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+        },
+        (131072, (None, None), 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_configurations_of_well_known_models(tmp_path: Path, name: str) -> None:
+    config, expected = KNOWN[name]
+    model = folder(tmp_path, **config)
+    assert (model.max_position_embeddings, model.layer_windows, model.rotary_dim) == expected
+
+
+def test_longrope_magnitude_and_choice(tmp_path: Path) -> None:
+    rope = folder(tmp_path, **KNOWN["Phi-4-mini"][0]).layer_ropes[0]
+    assert math.isclose(rope.magnitude, math.sqrt(1 + math.log(32) / math.log(4096)))
+    assert (rope.factors_for(4096), rope.factors_for(4097)) == ((1.0,) * 6, (2.0,) * 6)
+    assert str(rope) != str(Rope(10000.0)) == "10000"
+
+
 def test_windows_by_family(tmp_path: Path) -> None:
     """Only what the family's own code does with the same words."""
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "max_window_layers": 1}

@@ -236,13 +236,36 @@ def test_llama3_starts_with_bos_and_keeps_whole_words(tmp_path: Path) -> None:
         assert ids == expected if expected else len(ids) == 2
 
 
-DIGITS = {"smollm": ["1", "2", "3", "4"], "llama-bpe": ["123", "4"], "qwen2": ["1", "2", "3", "4"], "gpt-2": ["1234"]}
+SINGLE = ["1", "2", "3", "4"]
+DIGITS = {
+    "smollm": SINGLE,
+    "llama-bpe": ["123", "4"],
+    "dbrx": ["123", "4"],
+    "qwen2": SINGLE,
+    "deepseek-r1-qwen": SINGLE,
+    "tekken": SINGLE,
+    "gpt-4o": ["123", "4"],
+    "gpt-2": ["1234"],
+}
 
 
 @pytest.mark.parametrize("pre", DIGITS)
 def test_pre_tokenizers_split_digits_as_their_models_do(tmp_path: Path, pre: str) -> None:
     steps = gguf_tokenizer(tmp_path, pre=pre).backend.pre_tokenizer
     assert [piece for piece, _ in steps.pre_tokenize_str("1234")] == DIGITS[pre]
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("dbrx", ["HelloWorld", "ĠDon", "'t", "Ġ//ĊĊ", "x"]),
+        ("tekken", ["Hello", "World", "ĠDon", "'t", "Ġ//ĊĊ", "x"]),
+        ("gpt-4o", ["Hello", "World", "ĠDon't", "Ġ//ĊĊ", "x"]),
+    ],
+)
+def test_words_are_split_as_their_models_do(tmp_path: Path, pre: str, pieces: list[str]) -> None:
+    steps = gguf_tokenizer(tmp_path, pre=pre).backend.pre_tokenizer
+    assert [piece for piece, _ in steps.pre_tokenize_str("HelloWorld Don't //\n\nx")] == pieces
 
 
 @pytest.mark.parametrize(
@@ -301,7 +324,7 @@ def test_sentencepiece_agrees_with_transformers(tmp_path: Path) -> None:
     [
         ({"model": "bert"}, "'bert'"),
         ({"model": None}, "None"),
-        ({"pre": "tekken"}, "'tekken'"),
+        ({"pre": "viking"}, "'viking'"),
         ({"tokens": None}, "no tokenizer"),
         ({"tokens": [1, 2, 3]}, "damaged|token types"),
         ({"token_type": [3]}, "token types"),

@@ -89,7 +89,9 @@ class Control:
     def collective_rpc(self, method: str, timeout: float | None = None, args: list[Any] | None = None) -> list[Any]:
         """Results of a worker method on every rank."""
         self._pausing.check_awake("collective_rpc")
-        return self._core.executor.collective_rpc(method, timeout, tuple(args or ()))
+        if args:
+            raise RequestError(f"{method} takes no arguments, as every method that may be called", param="args")
+        return self._core.executor.collective_rpc(method, timeout)
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Starts the profiler of every rank."""

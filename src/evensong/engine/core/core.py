@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from evensong.config.resolve import read_tenant_weights
 from evensong.config.sections import EngineConfig
 from evensong.engine.core.deadlines import Deadlines
 from evensong.engine.core.gate import Gate
@@ -23,7 +24,10 @@ from evensong.protocol.kv_spec import Resources
 from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.step import SchedulerOutput
+from evensong.protocol.tenants import tenant_id
 from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.fairness import FairShare
+from evensong.scheduler.policy import Policy
 from evensong.scheduler.scheduler import Scheduler
 from evensong.utils.logging import get_logger
 from evensong.utils.progress import ProgressPage
@@ -181,9 +185,17 @@ class EngineCore:
             enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
             max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+            max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
             use_priorities=config.scheduler.scheduling_policy == "priority",
         )
-        return Scheduler(limits, kv_cache)
+        return Scheduler(limits, kv_cache, policy=_make_policy(config))
+
+
+def _make_policy(config: EngineConfig) -> Policy:
+    if config.scheduler.fair_share == "none":
+        return Policy()
+    weights = read_tenant_weights(config.scheduler.tenant_weights)
+    return FairShare({tenant_id(name): weight for name, weight in weights.items()})
 
 
 def _with_phases(resources: Resources, phases: Phases) -> Resources:

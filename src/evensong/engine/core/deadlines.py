@@ -35,11 +35,6 @@ class Deadlines:
         self._heap: list[tuple[float, int, Request, str]] = []
         self._number = 0
 
-    @property
-    def pending(self) -> bool:
-        """True while some request's time may still end."""
-        return bool(self._heap)
-
     def watch(self, request: Request) -> None:
         """From now on the request's time runs; what it spent since its arrival counts."""
         source = request.source
@@ -66,6 +61,10 @@ class Deadlines:
             if request.status is not RequestStatus.FINISHED and not (begun and reason == QUEUE_TIMEOUT):
                 over.setdefault(request.request_id, reason)
         return list(over.items())
+
+    def seconds_left(self) -> float | None:
+        """Until the next look is due; None where there is nothing to look at."""
+        return max(self._heap[0][0] - self._clock(), 0.0) if self._heap else None
 
     def _push(self, when: float, request: Request, reason: str) -> None:
         if len(self._heap) > _SPARE_ENTRIES and self._number % _SPARE_ENTRIES == 0:

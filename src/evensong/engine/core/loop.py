@@ -55,11 +55,11 @@ class CoreLoop:
             if idle and self._inbox.empty():
                 self._become_idle()
             try:
-                held = idle and self._core.scheduler.has_requests()
-                if idle and self._deadline is None and not (held and self._core.deadlines.pending):
-                    message = self._inbox.get()
-                elif held:
-                    # A pause holds them, and their time or ours ends.
+                if idle and self._deadline is None:
+                    # What a pause holds back may still run out of time.
+                    message = self._inbox.get(timeout=self._core.deadlines.seconds_left())
+                elif idle and self._core.scheduler.has_requests():
+                    # A pause holds them, and the end is near.
                     message = self._inbox.get(timeout=HELD_POLL_SECONDS)
                 else:
                     message = self._inbox.get_nowait()

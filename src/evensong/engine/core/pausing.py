@@ -75,8 +75,11 @@ class Pausing:
             self._emit(self._core.finish_requests(list(scheduler.requests), FinishReason.ABORT))
 
         def finish() -> None:
-            if gate.standing is Standing.OPEN:
-                raise RequestError(f"{verb}: the engine was resumed before its requests had finished", status=CONFLICT)
+            if gate.standing is Standing.OPEN or (mode == "wait" and scheduler.has_begun_requests()):
+                # Another call came between.
+                raise RequestError(
+                    f"{verb}: the engine was resumed, or stopped, before its requests had finished", status=CONFLICT
+                )
             gate.close(Standing.SHUT)
             then()
 

@@ -88,7 +88,8 @@ class CoreProcess:
 
     def _start(self, init: CoreInit) -> EngineCore:
         config = msgspec.msgpack.decode(init.config, type=EngineConfig)
-        configure_logging(config.observability.log_level, f"core-{self._bootstrap.index}")
+        logs = config.observability
+        configure_logging(logs.log_level, f"core-{self._bootstrap.index}", logs.log_format)
         progress = ProgressPage(init.progress_fd)
         return EngineCore(config, lambda: self._make_executor(config), learned=init.learned, progress=progress)
 

@@ -13,6 +13,7 @@ from evensong.engine.frontend.input_processor import InputProcessor
 from evensong.engine.frontend.output_processor import OutputProcessor
 from evensong.observe.metrics import EngineMetrics
 from evensong.observe.stats_log import StatsLog
+from evensong.observe.tracing import make_tracer
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import Resources
 from evensong.sources.generation_config import load_generation_defaults
@@ -89,4 +90,8 @@ def make_front_end(
     )
     metrics = EngineMetrics(served_model_name(config))
     stats_log = StatsLog(enabled=not config.observability.disable_log_stats)
-    return FrontEnd(inputs, OutputProcessor(metrics, stats_log), TokenTexts(files.tokenizer), files.sampling_defaults)
+    tracer = make_tracer(config.observability.otlp_traces_endpoint, served_model_name(config))
+    tracer.startup(resources.phases)
+    return FrontEnd(
+        inputs, OutputProcessor(metrics, stats_log, tracer), TokenTexts(files.tokenizer), files.sampling_defaults
+    )

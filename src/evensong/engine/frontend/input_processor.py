@@ -17,6 +17,7 @@ from evensong.protocol.errors import RequestError
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
+from evensong.protocol.tenants import tenant_id
 from evensong.sources.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -74,12 +75,14 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         timeout: float | None = None,
+        tenant: str = "",
     ) -> ProcessedRequest:
         """The core requests of one user request. Raises RequestError naming the field that cannot be served."""
         params = self.rules.resolve(params)
         check_text(request_id, "request_id")
         check_priority(priority)
         check_timeout(timeout)
+        check_text(tenant, "tenant")
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = prompt["cache_salt"]
         if cache_salt is not None:
@@ -101,6 +104,7 @@ class InputProcessor:
                 priority=priority,
                 cache_salt=cache_salt,
                 timeout=timeout or 0.0,
+                tenant=tenant_id(tenant),
             )
             for index in range(params.n)
         ]

@@ -10,6 +10,7 @@ from evensong.engine.frontend.output_state import ChoiceState
 from evensong.engine.frontend.request_state import RequestState
 from evensong.observe.metrics import EngineMetrics
 from evensong.observe.stats_log import StatsLog
+from evensong.observe.tracing import INCOMING, Ended, NoTracer, Tracer
 from evensong.protocol.errors import EvensongError, RequestError
 from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs
 from evensong.protocol.stats import SchedulerStats
@@ -38,9 +39,10 @@ class Processed:
 class OutputProcessor:
     """All requests of one front end. Not thread-safe: one loop owns it."""
 
-    def __init__(self, metrics: EngineMetrics, stats_log: StatsLog) -> None:
+    def __init__(self, metrics: EngineMetrics, stats_log: StatsLog, tracer: Tracer | None = None) -> None:
         self.metrics = metrics
         self.stats_log = stats_log
+        self.tracer = tracer or NoTracer()
         self._entries: dict[str, _Entry] = {}
         self._requests: dict[str, RequestState] = {}
 
@@ -57,6 +59,8 @@ class OutputProcessor:
     def add(self, state: RequestState) -> None:
         """From now on outputs of the request's choices are accepted."""
         self._requests[state.choices[0].request.request_id] = state
+        if self.tracer.on:
+            state.trace_headers = state.trace_headers or INCOMING.get() or {}
         for choice in state.choices:
             self._entries[choice.request.request_id] = _Entry(state, choice)
 
@@ -73,6 +77,8 @@ class OutputProcessor:
         open_ids = self.remove(state)
         for _ in open_ids:
             self.metrics.finished("abort")
+        if open_ids:
+            self._trace(state)
         return open_ids
 
     def request_ids(self) -> list[str]:
@@ -105,6 +111,7 @@ class OutputProcessor:
         for state in touched.values():
             if state.finished:
                 self.remove(state)
+                self._trace(state)
             state.sink.changed(state)
         result.changed = list(touched.values())
         self._figures(prompt_tokens, num_tokens, message.stats)
@@ -117,6 +124,7 @@ class OutputProcessor:
         self._entries.clear()
         self.metrics.engine_dead()
         for state in requests:
+            self._trace(state, error)
             state.sink.failed(error)
 
     def _admission(self, admission: Admission, result: Processed) -> int:
@@ -127,8 +135,11 @@ class OutputProcessor:
         state = entry.state
         if admission.refusal is not None:
             refused = admission.request_id
+            self.metrics.count("admission_rejections")
             result.to_abort.extend(i for i in self.remove(state) if i != refused)
-            state.sink.failed(RequestError.from_body(admission.refusal))
+            error = RequestError.from_body(admission.refusal)
+            self._trace(state, error)
+            state.sink.failed(error)
             return 0
         if state.num_cached_tokens is None:
             state.num_cached_tokens = admission.num_cached_tokens
@@ -161,7 +172,9 @@ class OutputProcessor:
         if count or choice.finished:
             state.mark_changed(choice, count)
         if choice.finished:
-            self.metrics.finished(choice.finish_reason or "")
+            # A time limit is told apart from a client that left.
+            late = choice.finish_reason == "abort" and choice.stop_reason
+            self.metrics.finished(str(late or choice.finish_reason or ""))
             if output.finish_reason is None:
                 # A stop string ended it here; the core does not know yet.
                 result.to_abort.append(output.request_id)
@@ -171,7 +184,26 @@ class OutputProcessor:
     def _fail(self, state: RequestState, error: Exception, result: Processed) -> None:
         result.to_abort.extend(self.remove(state))
         self.metrics.finished("error")
+        self._trace(state, error)
         state.sink.failed(error)
+
+    def _trace(self, state: RequestState, error: Exception | None = None) -> None:
+        """A request has ended, however it came."""
+        if not self.tracer.on:
+            return
+        otherwise = "abort" if error is None else "error"
+        ended = Ended(
+            state.request_id,
+            state.processed.params,
+            state.metrics,
+            num_prompt_tokens=len(state.processed.prompt_token_ids),
+            num_output_tokens=sum(len(choice.token_ids) for choice in state.choices),
+            num_cached_tokens=state.num_cached_tokens or 0,
+            finish_reasons=[choice.finish_reason or otherwise for choice in state.choices],
+            trace_headers=state.trace_headers,
+            error=None if error is None else str(error),
+        )
+        self.tracer.request(ended)
 
     def _times(self, entry: _Entry, count: int, scheduled_time: float) -> None:
         if not count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from evensong.engine.frontend.detokenizer import TokenTexts
@@ -36,6 +37,8 @@ class RequestState:
         self.choices = [ChoiceState(index, child, texts) for index, child in enumerate(processed.children)]
         self.sink = sink
         self.metrics = RequestMetrics(processed.children[0].arrival_time)
+        # W3C Trace Context of whoever sent it.
+        self.trace_headers: Mapping[str, str] = {}
         self.num_cached_tokens: int | None = None
         self.num_to_admit = len(self.choices)
         self._prompt = None

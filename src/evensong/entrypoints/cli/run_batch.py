@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,8 +30,10 @@ from evensong.utils.progress import ProgressPage
 
 FAILURE = 1
 URLS = ("/v1/chat/completions", "/v1/completions")
-# Refusals that come from load, not from the request: it is sent again after this long.
+# Refusals that come from load, not from the request: it is sent again after this long, or up to twice as long.
 BUSY, BUSY_SECONDS = (429, 503), 0.5
+# Where nothing else ran, so often, it is the request after all: too many prompts for a limit that was set, say.
+TRIES_ALONE = 3
 # In flight beyond what a step takes, so that a place that becomes free is filled at once.
 WAITING = 16
 
@@ -61,6 +64,7 @@ class Batch:
         self._done = done
         self._bar = bar
         self._seen: set[str] = set()
+        self._running = 0
         self.num_failed = 0
 
     async def run(self, path: Path, concurrency: int, engine: AsyncLLM) -> None:
@@ -97,11 +101,16 @@ class Batch:
 
     async def _send(self, line: Line) -> None:
         headers = {"Content-Type": "application/json"}
+        alone = 0
         while True:
+            self._running += 1
             response = await self._http.post(line.url, content=bytes(line.body), headers=headers)
-            if response.status_code not in BUSY:
+            self._running -= 1
+            alone += self._running == 0
+            if response.status_code not in BUSY or alone == TRIES_ALONE:
                 break
-            await asyncio.sleep(BUSY_SECONDS)
+            # Not in step with others that wait: each would see the other running.
+            await asyncio.sleep(BUSY_SECONDS * random.uniform(1, 2))
         answer = {
             "status_code": response.status_code,
             "request_id": response.headers.get("X-Request-Id", ""),

@@ -27,7 +27,7 @@ from evensong.protocol.errors import ConfigError, EvensongError
 from evensong.protocol.handshake import FETCHING, LOADING, STARTED, Membership
 from evensong.protocol.kv_spec import Resources
 from evensong.sources.resolve import resolve_model
-from evensong.utils.logging import configure_logging, get_logger
+from evensong.utils.logging import JSON, TEXT, configure_logging, get_logger
 from evensong.utils.net import ListenError, base_url, listening_socket
 from evensong.utils.tls import TLSError, server_context
 
@@ -90,6 +90,7 @@ class Server:
         self._server = server
         self._listener = listener
         self._limits = limits
+        self._log_format = config.observability.log_format
         self._url = base_url(listener, "https" if server.ssl_certfile else "http")
         self._began = time.monotonic()
         self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -116,7 +117,7 @@ class Server:
             return FORCED if self._signals.count > 1 else DRAINED
         except EvensongError as error:
             # In one line: the person who typed the command needs no traceback.
-            complain(str(error))
+            complain(str(error), self._log_format)
             return USAGE if isinstance(error, ConfigError) else FAILURE
 
     def _run(self) -> int:
@@ -169,7 +170,7 @@ class Server:
         return DRAINED
 
     def _die(self, fault: EvensongError) -> int:
-        complain(str(fault))
+        complain(str(fault), self._log_format)
         until = time.monotonic() + LAST_WORDS_SECONDS
         while time.monotonic() < until and not self._signals.count and not self._launch.wait_gone(HTTP, POLL_SECONDS):
             continue
@@ -182,10 +183,12 @@ class Server:
         for phase, seconds in resources.phases.items():
             logger.info("%6.2f s  %s", seconds, phase)
         logger.info("%6.2f s  from the command to ready", time.monotonic() - self._began)
+        num_groups = len(resources.layer_groups)
         logger.info(
-            "%d KV blocks of %d tokens, up to %d tokens a request, %d requests a step",
+            "%d KV blocks of %d tokens%s, up to %d tokens a request, %d requests a step",
             resources.num_blocks,
             resources.block_size,
+            f" in {num_groups} layer groups" if num_groups > 1 else "",
             resources.max_model_len,
             resources.max_num_seqs,
         )
@@ -215,8 +218,11 @@ def own_command() -> str:
     return shlex.quote(str(called))
 
 
-def complain(message: str) -> None:
-    """One line on stderr."""
+def complain(message: str, log_format: str = TEXT) -> None:
+    """One line on stderr, in the form of log lines where those are for programs."""
+    if log_format == JSON:
+        logger.error("%s", message)
+        return
     sys.stderr.write(f"evensong serve: {message}\n")
     sys.stderr.flush()
 
@@ -224,7 +230,8 @@ def complain(message: str) -> None:
 def serve(config: EngineConfig, server: ServerConfig) -> int:
     """Serves until a signal or a failure; returns the exit code: 0 drained, 1 failure, 2 usage, 130 forced."""
     setproctitle(LAUNCHER_TITLE)
-    configure_logging(config.observability.log_level, "launcher")
+    logs = config.observability
+    configure_logging(logs.log_level, "launcher", logs.log_format)
     if not server.api_key:
         keys = tuple(key.strip() for key in os.environ.get(API_KEY_VARIABLE, "").split(","))
         server = dataclasses.replace(server, api_key=tuple(key for key in keys if key))
@@ -232,12 +239,12 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
         # Made again where it is used; here a mistake is found before anything starts.
         server_context(server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs, server.ssl_cert_reqs)
     except TLSError as error:
-        complain(str(error))
+        complain(str(error), logs.log_format)
         return USAGE
     try:
         listener = listening_socket(server.host, server.port)
     except ListenError as error:
-        complain(str(error))
+        complain(str(error), logs.log_format)
         return FAILURE
     with listener:
         return Server(config, server, listener).run()

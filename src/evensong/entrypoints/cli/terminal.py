@@ -150,7 +150,7 @@ def open_source(options: argparse.Namespace) -> Source:
     params = SamplingParams(**{"max_tokens": None, **given})  # also checks them before anything starts
     if options.model is not None:
         return OwnSource(options.model, params)
-    key = getattr(options, "api_key", None) or os.environ.get("EVENSONG_API_KEY")
+    key = getattr(options, "api_key", None) or os.environ.get("EVENSONG_API_KEY", "").split(",")[0]
     return ServerSource(options.url, key, given)
 
 

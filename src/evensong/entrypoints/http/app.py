@@ -61,7 +61,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_middleware(ApiKeys, keys=config.api_key, metrics_open=config.metrics_no_auth)
     if config.allowed_origins:
         app.add_middleware(Cors, **cors_options(config))  # type: ignore[arg-type]  # one dict for all kinds
-    app.add_middleware(RequestIds, root_path=config.root_path, log=config.access_log)
+    traces = state.engine_config.observability.otlp_traces_endpoint is not None
+    app.add_middleware(RequestIds, root_path=config.root_path, log=config.access_log, traces=traces)
     _add_error_handlers(app)
     _add_health(app, state)
     _add_information(app, state)

@@ -35,7 +35,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
         # The template writes the special tokens itself, unless the caller knows better.
         "add_special_tokens": bool(form.add_special_tokens),
         "cache_salt": form.cache_salt,
-        **service_options(form),
+        **service_options(request, form, engine.config.scheduler.fair_share),
     }
     job = Job(engine, form.request_id or request_id, [prompt], params, options)
     if form.stream:

@@ -42,7 +42,7 @@ async def create_completion(request: Request, state: ServerState, form: Completi
     options: dict[str, Any] = {
         "add_special_tokens": form.add_special_tokens is not False,
         "cache_salt": form.cache_salt,
-        **service_options(form),
+        **service_options(request, form, engine.config.scheduler.fair_share),
     }
     most = engine.config.scheduler.max_num_queued_reqs
     if len(prompts) * params.n > most:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evensong.config.sections import ServerConfig
 from evensong.entrypoints.http.errors import error_response, exception_response
+from evensong.observe.tracing import INCOMING, TRACE_HEADERS
 from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -31,8 +32,9 @@ class RequestIds:
     `root_path` is the prefix under which a proxy shows this server, whether it leaves the prefix in the path or not.
     """
 
-    def __init__(self, app: ASGIApp, root_path: str, log: bool) -> None:
+    def __init__(self, app: ASGIApp, root_path: str, log: bool, traces: bool) -> None:
         self._app = app
+        self._traces = traces
         self._root_path = root_path
         self._log = log
 
@@ -40,9 +42,13 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID, "")
+        headers = Headers(scope=scope)
+        given = headers.get(REQUEST_ID, "")
         request_id = given if _SAFE_ID.fullmatch(given) else secrets.token_hex(12)
         scope.setdefault("state", {})["request_id"] = request_id
+        if self._traces:
+            # Every request runs in a task, and so in a context, of its own.
+            INCOMING.set({name: headers[name] for name in TRACE_HEADERS if name in headers})
         began, status, method = time.monotonic(), 0, scope["method"]
 
         async def send_with_id(message: Message) -> None:

@@ -104,7 +104,8 @@ class HttpProcess:
     def _begin(self, init: HttpInit) -> tuple[ServerState, AsyncMPClient]:
         config = msgspec.msgpack.decode(init.config, type=EngineConfig)
         server = msgspec.msgpack.decode(init.server, type=ServerConfig)
-        configure_logging(config.observability.log_level, f"http-{self._bootstrap.index}")
+        logs = config.observability
+        configure_logging(logs.log_level, f"http-{self._bootstrap.index}", logs.log_format)
         stamp = Stamp(self._bootstrap.token, init.client.client_index, self._bootstrap.incarnation)
         return ServerState(config, server, ProgressPage(init.progress_fd)), AsyncMPClient(init.client, stamp)
 
@@ -167,7 +168,7 @@ def uvicorn_config(state: ServerState) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(state),
         http=protocol_class(server.read_timeout),
-        log_level="warning",
+        log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
@@ -193,7 +194,7 @@ def main(arguments: list[str]) -> int:
     setproctitle(f"evensong:http-{bootstrap.index}")
     configure_logging("info", f"http-{bootstrap.index}")
     listener = socket.socket(fileno=options.listen_fd)
-    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
         runner.run(_serve(bootstrap, listener))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -22,6 +23,7 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._headers_due: asyncio.TimerHandle | None = None
         self._in_headers = False
+        self._in_message = False
         self._num_header_bytes = 0
         self._refusal: tuple[int, str] | None = None
 
@@ -37,7 +39,7 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; a header block that never ends is refused."""
-        super().data_received(data)
+        super().data_received(data if self._in_message else without_upgrade(data))
         if self._in_headers and self.parser is not None:
             self._num_header_bytes += len(data)
             if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
@@ -46,7 +48,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        self._in_headers, self._num_header_bytes = True, 0
+        self._in_headers, self._in_message, self._num_header_bytes = True, True, 0
         if self._headers_due is None:
             self._expect_headers()
 
@@ -58,6 +60,11 @@ class Protocol(HttpToolsProtocol):
             self._refusal = (431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
             raise ValueError(self._refusal[1])  # the parser stops, and send_400_response is called
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request."""
+        self._in_message = False
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What the parser cannot read gets an OpenAI error, not plain text."""
@@ -90,6 +97,16 @@ class Protocol(HttpToolsProtocol):
             self._headers_due = None
 
 
+def without_upgrade(data: bytes) -> bytes:
+    """The first bytes of a request without its offer to speak another protocol, which may always be declined.
+
+    Java's client makes one with every request, and the parser takes what follows such headers for that protocol.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"", head) + end + rest if end and b"pgrade" in head else data
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _CODES = {400: "bad_request", 408: "request_timeout", 431: "headers_too_large"}
 
 

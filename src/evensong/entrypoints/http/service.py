@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 
 from evensong.entrypoints.http.schemas import GenerationForm
 from evensong.protocol.errors import RequestError
@@ -19,9 +20,20 @@ _SAID = {
 }
 
 
-def service_options(form: GenerationForm) -> dict[str, Any]:
-    """The options of AsyncLLM.start that say how a request is to be served."""
-    return {"priority": form.priority or 0, "timeout": form.timeout}
+def service_options(request: Request, form: GenerationForm, fair_share: str) -> dict[str, Any]:
+    """The options of AsyncLLM.start that say how a request is to be served. Raises RequestError for a bad user."""
+    return {"priority": form.priority or 0, "timeout": form.timeout, "tenant": _tenant(request, form, fair_share)}
+
+
+def _tenant(request: Request, form: GenerationForm, fair_share: str) -> str:
+    if fair_share == "key":
+        return getattr(request.state, "api_key_name", None) or ""
+    if fair_share == "user":
+        user = (form.model_extra or {}).get("user")
+        if user is not None and not isinstance(user, str):
+            raise RequestError(f"user must be text, got {user!r:.60}", param="user")
+        return user or ""
+    return ""
 
 
 async def in_time(

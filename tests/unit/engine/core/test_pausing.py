@@ -132,14 +132,16 @@ def test_wait_also_lets_finish_what_lost_its_slot() -> None:
     rig.core.shutdown()
 
 
-def test_a_pause_that_is_resumed_before_its_time_says_so(rig: Rig) -> None:
+@pytest.mark.parametrize(("verb", "args"), [("resume", {}), ("pause", {"mode": "keep"})])
+def test_a_pause_that_another_call_overtakes_says_so(rig: Rig, verb: str, args: dict[str, str]) -> None:
     rig.core.add_request(ask("a", PROMPT, max_tokens=9))
     rig.steps(2)
     reply = rig.control.answer(UtilityCall(5, 3, "pause", pack({"mode": "wait"})))
     assert reply is None and rig.control.late_replies() == []
-    rig.call("resume")
+    rig.call(verb, **args)
     ((client_index, late),) = rig.control.late_replies()
     assert client_index == 3 and late.call_id == 5 and late.refusal is not None and late.refusal.status == 409
+    rig.call("resume")
     assert rig.control.late_replies() == [] and rig.steps() > 5
 
 
@@ -168,7 +170,7 @@ def test_sleep_forgets_and_wake_up_goes_on(rig: Rig, level: int, mode: str) -> N
             with pytest.raises(RequestError, match="sleeps") as refused:
                 rig.call(verb, **({"method": "describe"} if verb == "collective_rpc" else {}))
             assert refused.value.status == 409
-        assert rig.call("pause", mode="wait") is None and rig.steps() == 0
+        assert rig.call("pause", mode="keep") is None and rig.steps() == 0
     rig.call("wake_up")
     assert not rig.call("is_sleeping") and not rig.call("is_paused") and not rig.executor.worker.asleep
     rig.steps()
@@ -222,6 +224,7 @@ def test_caches_are_reset_under_running_requests(rig: Rig) -> None:
         ("abort_requests", {}, "request_ids"),
         ("abort_requests", {"request_ids": "a"}, "request_ids"),
         ("collective_rpc", {"method": "shutdown"}, "method"),
+        ("collective_rpc", {"method": "describe", "args": [1]}, "args"),
         ("collective_rpc", {"method": "_execute"}, "method"),
     ],
 )

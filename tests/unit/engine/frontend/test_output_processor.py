@@ -213,6 +213,15 @@ def test_a_refused_choice_ends_its_request() -> None:
     assert isinstance(error, RequestError)
     assert (error.status, error.retry_after) == (429, 1)
     assert bench.outputs.num_requests == 0
+    assert bench.figures()["admission_rejections_total"] == 1
+
+
+def test_a_request_over_its_time_is_counted_as_such() -> None:
+    bench = Bench()
+    child = bench.add().choices[0].request
+    bench.process(tokens(child, 0, byte_ids("ab")))
+    bench.process(tokens(child, 2, [], FinishReason.ABORT, stop_reason="timeout"))
+    assert bench.figures()["request_success_total/timeout"] == 1
 
 
 def test_an_error_of_the_core_ends_the_request() -> None:

@@ -103,7 +103,7 @@ def test_a_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(run_batch, "BUSY_SECONDS", 0.0)
     path = tmp_path / "in"
     path.write_text(json.dumps(line("a")))
-    statuses = [429, 503, 200]
+    statuses = [429, 503, 200]  # fewer refusals than make it the request's own
 
     class Busy:
         async def post(self, url: str, **_: Any) -> Any:
@@ -112,9 +112,28 @@ def test_a_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     output = io.BytesIO()
     engine: Any = SimpleNamespace(errored=False)
-    asyncio.run(Batch(Busy(), output, set(), BAR).run(path, 2, engine))  # type: ignore[arg-type]
+    http: Any = Busy()
+    asyncio.run(Batch(http, output, set(), BAR).run(path, 2, engine))
     assert json.loads(output.getvalue())["response"] == {"status_code": 200, "request_id": "r", "body": {"n": 1}}
     assert not statuses
+
+
+def test_a_refusal_that_is_not_from_load_is_the_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_batch, "BUSY_SECONDS", 0.001)
+    path = tmp_path / "in"
+    path.write_text("".join(json.dumps(line(name)) + "\n" for name in "ab"))
+
+    class Full:
+        async def post(self, url: str, **_: Any) -> Any:
+            await asyncio.sleep(0)
+            return SimpleNamespace(status_code=429, headers={}, content=b"{}")
+
+    output = io.BytesIO()
+    engine: Any = SimpleNamespace(errored=False)
+    http: Any = Full()
+    asyncio.run(asyncio.wait_for(Batch(http, output, set(), BAR).run(path, 2, engine), 20))
+    answers = [json.loads(raw) for raw in output.getvalue().splitlines()]
+    assert [a["response"]["status_code"] for a in answers] == [429, 429]
 
 
 def test_a_dead_engine_ends_the_run(tmp_path: Path) -> None:

@@ -115,22 +115,26 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    core: TalkingClient | None = None, client: tuple[str, int] = ("127.0.0.1", 123), **server: Any
+    core: TalkingClient | None = None,
+    engine: dict[str, Any] | None = None,
+    client: tuple[str, int] = ("127.0.0.1", 123),
+    **server: Any,
 ) -> AsyncIterator[Served]:
     """An application that is ready."""
     core = core or TalkingClient()
-    state = ServerState(resolve({"served_model_name": "demo"}), ServerConfig(**server), ProgressPage())
+    config = resolve({"served_model_name": "demo", **(engine or {})})
+    state = ServerState(config, ServerConfig(**server), ProgressPage())
     state.phase = ""
     files = ModelFiles(byte_tokenizer(), tiny_description())
-    engine = AsyncLLM(state.engine_config, client=core, files=files, max_n=state.server_config.max_n)
-    state.engine = engine
+    running = AsyncLLM(state.engine_config, client=core, files=files, max_n=state.server_config.max_n)
+    state.engine = running
     app = create_app(state)
     transport = httpx.ASGITransport(app, client=client)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         try:
             yield Served(app, state, core, http)
         finally:
-            engine.shutdown()
+            running.shutdown()
             await asyncio.sleep(0)
 
 

@@ -6,9 +6,13 @@ import functools
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from evensong.entrypoints.http.schemas import CompletionForm
+from evensong.entrypoints.http.service import service_options
 from evensong.protocol.output import FinishReason
 from evensong.protocol.request import EngineCoreRequest
+from evensong.protocol.tenants import tenant_id
 from evensong.testing.byte_tokenizer import byte_ids
 from evensong.testing.fake_client import tokens
 from tests.unit.entrypoints.http.serving import Served, TalkingClient, run
@@ -93,3 +97,27 @@ def test_what_is_no_priority_or_time_is_a_400_that_names_it(form: dict[str, Any]
         assert not served.core.script.added
 
     run(body)
+
+
+def test_the_tenant_is_the_user_or_the_key_and_only_its_digest_travels() -> None:
+    async def by_user(served: Served) -> None:
+        await served.complete(user="alice")
+        await served.complete()
+        refused = await served.post(TEXT, prompt="hi", user=5)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "user"
+        first, second = served.core.script.added
+        assert first.tenant == tenant_id("alice") and "alice" not in first.tenant and second.tenant == ""
+
+    async def by_key(served: Served) -> None:
+        await served.complete(user="alice")
+        assert served.core.script.added[0].tenant == ""
+
+    run(by_user, engine={"fair_share": "user"})
+    run(by_key, engine={"fair_share": "key"})
+
+
+@pytest.mark.parametrize(("name", "tenant"), [("key-1", tenant_id("key-1")), (None, "")])
+def test_the_key_s_name_is_the_middleware_s(name: str | None, tenant: str) -> None:
+    request = Request({"type": "http", "state": {"api_key_name": name}})
+    options = service_options(request, CompletionForm(prompt="hi"), "key")
+    assert tenant_id(options["tenant"]) == tenant

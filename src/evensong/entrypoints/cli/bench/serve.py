@@ -60,6 +60,9 @@ def make_parser() -> Parser:
     server.add_argument(
         "--tokenizer", default=None, metavar="MODEL", help="its tokenizer (default: the server's route)"
     )
+    server.add_argument(
+        "--ready-check-timeout-sec", type=float, default=0.0, metavar="S", help="wait this long for the server to start"
+    )
     server.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="headers of every request")
     add_dataset_flags(parser, num_prompts=1000)
     _add_load_flags(parser)
@@ -126,7 +129,7 @@ def run(arguments: Sequence[str]) -> int:
     metrics, percentiles = read_metrics(options.percentile_metrics), read_percentiles(options.metric_percentiles)
     objectives = read_objectives(options.goodput)
     with contextlib.closing(_target(options)) as target:
-        target.find_model(options.served_model_name or options.model)
+        target.wait_for_model(options.served_model_name or options.model, options.ready_check_timeout_sec)
         samples = load_samples(options, lambda: target.units(options.tokenizer))
     if len(samples) < options.num_prompts:
         sys.stderr.write(f"{options.dataset_path} has {len(samples)} requests; {options.num_prompts} were asked for\n")

@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     if min(*counts.values(), options.num_iters_warmup) < 0 or not any(counts.values()):
         raise ConfigError("--num-iters-cold, --num-iters-warmup and --num-iters-warm must be 0 or more, and not all 0")
     engine_settings(options)
-    path = resolve_model(options.model).path
+    path = resolve_model(options.model, revision=getattr(options, "revision", None)).path
     flags = _server_flags(words)
     result: dict[str, Any] = {"import_time": import_seconds()}
     lines = [f"{'import evensong (s)':<28}{result['import_time']:>10.3f}"]

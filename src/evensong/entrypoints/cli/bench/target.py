@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ logger = get_logger(__name__)
 
 KEY_VARIABLES = ("EVENSONG_API_KEY", "OPENAI_API_KEY")
 CONNECT_SECONDS = 10.0
+POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -46,6 +48,17 @@ class Target:
     def _root(self) -> str:
         return self.base_url.rstrip("/").removesuffix("/v1")
 
+    def wait_for_model(self, wanted: str | None, seconds: float) -> None:
+        """`find_model`, tried again for `seconds` while the server starts."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return self.find_model(wanted)
+            except EngineStartError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(POLL_SECONDS)
+
     def find_model(self, wanted: str | None) -> None:
         """Asks what is served; the first model where none is wanted.
 
@@ -54,6 +67,8 @@ class Target:
         response = self._ask("GET", "/v1/models")
         if response.status_code in (401, 403):
             raise EngineStartError(f"{_complaint(self._root, response)} (set {' or '.join(KEY_VARIABLES)})")
+        if response.status_code >= 500:
+            raise EngineStartError(_complaint(self._root, response))
         names = _model_names(response) if response.is_success else None
         if names is None and wanted is None:
             problem = "its list of models cannot be read" if response.is_success else _complaint(self._root, response)

@@ -24,6 +24,7 @@ class ScriptedServer(ThreadingHTTPServer):
         self.fail: dict[int, str] = {}
         self.hold = threading.Event()
         self.lock = threading.Lock()
+        self.starting = 0  # how many times it says yet that it is not ready
         self.bodies: list[dict[str, Any]] = []
 
     @property
@@ -41,7 +42,10 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models" and self._allowed():
+        if self.server.starting:
+            self.server.starting -= 1
+            self._json(503, {"error": {"message": "starting"}})
+        elif self.path == "/v1/models" and self._allowed():
             self._json(200, {"object": "list", "data": [{"id": "m"}]})
 
     def do_POST(self) -> None:

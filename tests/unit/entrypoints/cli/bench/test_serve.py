@@ -123,6 +123,17 @@ def test_a_trace_leaves_at_its_times(
     assert [body["max_tokens"] for body in server.bodies] == [2, 3]
 
 
+def test_a_server_that_starts_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted_server() as server:
+        server.starting = 2
+        words = ["--num-prompts", "1", "--input-len", "2", "--output-len", "1"]
+        assert bench(server.url, *words, "--ready-check-timeout-sec", "20") == 0
+        assert server.starting == 0
+        server.starting = 1
+        assert bench(server.url, *words, "--model", "m") == 1
+        assert "answers 503: starting" in capsys.readouterr().err
+
+
 def test_a_server_without_a_tokenizer_gets_words(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted_server(tokenizer=False) as server:
         assert bench(server.url, "--num-prompts", "1", "--input-len", "12", "--output-len", "1") == 0
