@@ -49,6 +49,16 @@ def test_cache_hits_change_nothing(cases: list[Case], solo: dict[int, tuple[Any,
         assert answers[index] == solo[index] and answers[index + len(cases)] == solo[index]
 
 
+def test_displacement_changes_nothing(cases: list[Case], solo: dict[int, tuple[Any, ...]]) -> None:
+    """Two slots, and each arrival is more urgent than those before: nearly everyone is displaced."""
+    cases = cases[:10]
+    world = World({"max_num_seqs": 2, "max_num_batched_tokens": 64}, list(range(0, 2 * len(cases), 2)))
+    world.priorities = {index: -index for index in range(len(cases))}
+    answers, blocks = run_world(world, cases)
+    assert answers == {index: solo[index] for index in range(len(cases))}
+    assert blocks["owned"] == 0
+
+
 def test_random_worlds_change_nothing(cases: list[Case], solo: dict[int, tuple[Any, ...]]) -> None:
     rng = random.Random(7)
     for _ in range(2):

@@ -37,11 +37,12 @@ class Case:
 
 @dataclass
 class World:
-    """Engine settings, and at which step which request arrives or is aborted."""
+    """Engine settings, at which step which request arrives or is aborted, and how urgent each is."""
 
     settings: dict[str, Any]
     arrivals: list[int]
     aborts: dict[int, int] = field(default_factory=dict)
+    priorities: dict[int, int] = field(default_factory=dict)
 
 
 def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
@@ -89,7 +90,8 @@ def run_world(world: World, cases: list[Case]) -> tuple[dict[int, tuple[Any, ...
         while waiting or engine.has_unfinished_requests():
             while waiting and (world.arrivals[waiting[0]] <= step or not engine.has_unfinished_requests()):
                 index = waiting.pop(0)
-                engine.add_request(str(index), cases[index].prompt, cases[index].params)
+                urgency = world.priorities.get(index, 0)
+                engine.add_request(str(index), cases[index].prompt, cases[index].params, priority=urgency)
             engine.abort_request([str(index) for index, when in world.aborts.items() if when == step])
             for output in engine.step():
                 answers[int(output.request_id)] = answer_of(output)
@@ -128,4 +130,7 @@ def random_world(rng: random.Random, cases: list[Case]) -> World:
     }
     arrivals = [rng.choice([0, 0, rng.randrange(40)]) for _ in cases]
     aborted = rng.sample(range(len(cases)), k=rng.randrange(0, max(1, len(cases) // 4)))
-    return World(settings, arrivals, {index: arrivals[index] + rng.randrange(1, 20) for index in aborted})
+    aborts = {index: arrivals[index] + rng.randrange(1, 20) for index in aborted}
+    # Half of the worlds are first come, first served.
+    urgent = {index: rng.choice([-5, 0, 3]) for index in range(len(cases))} if rng.random() < 0.5 else {}
+    return World(settings, arrivals, aborts, urgent)

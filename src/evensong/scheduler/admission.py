@@ -25,9 +25,12 @@ class Pace:
         self._clock = clock
         self._starts: deque[float] = deque(maxlen=PACE_STARTS)
 
-    def started(self) -> None:
-        """A waiting request got a slot."""
-        self._starts.append(self._clock())
+    def started(self, others_wait: bool) -> None:
+        """A waiting request got a slot; where nobody else waits the measure begins anew: idle time is not slowness."""
+        if others_wait:
+            self._starts.append(self._clock())
+        else:
+            self._starts.clear()
 
     def seconds_for(self, num_starts: int) -> int:
         """Whole seconds in which so many more may have started, in 1..MAX_RETRY_SECONDS."""

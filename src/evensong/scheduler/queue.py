@@ -1,7 +1,7 @@
 """WaitingQueue: the most urgent first, then first come, first served; those that come back go ahead of their equals.
 
-So that nothing starves, age counts too: after MAX_OVERTAKES slots in a row went to requests that came later than one
-that is less urgent, the next free slot is for the longest waiting request that has waited AGE_STEPS steps.
+So that nothing starves, age counts too: after MAX_OVERTAKES slots went to requests that came later than one that is
+less urgent, the next free slot is for the longest waiting request that has waited AGE_STEPS steps.
 """
 
 from __future__ import annotations

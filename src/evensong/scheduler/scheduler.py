@@ -14,10 +14,11 @@ from evensong.protocol.errors import RequestError
 from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
-from evensong.protocol.step import CachedRequestData, GrammarBitmask, ModelOutput, NewRequestData, SchedulerOutput
+from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 from evensong.scheduler.admission import Pace, check_fits, check_queue
-from evensong.scheduler.budget import Budget, SchedulerLimits
+from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
+from evensong.scheduler.plan import Plan
 from evensong.scheduler.policy import Policy
 from evensong.scheduler.request import Request, RequestStatus
 
@@ -25,17 +26,6 @@ Outputs = dict[int, list[EngineCoreOutput]]
 
 # A waiting request lets a running one compute the prefix that they share for at most this many steps.
 MAX_STEPS_BEHIND_A_WRITER = 256
-
-
-class _Plan:
-    """What one call of schedule() collects."""
-
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self.budget = Budget(limits)
-        self.scheduled: dict[str, int] = {}
-        self.new: list[NewRequestData] = []
-        self.grown: dict[str, list[int]] = {}
-        self.preempted = False
 
 
 def _anyone(request: Request) -> bool:
@@ -111,7 +101,7 @@ class Scheduler:
 
     def preempt_all(self) -> None:
         """Between steps: every running request gives up its blocks and waits, in order, to be computed again."""
-        plan = _Plan(self.limits)
+        plan = Plan(self.limits)
         while self.running:
             self._preempt(self.running[-1], plan)
 
@@ -119,7 +109,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The plan of the next step."""
-        plan = _Plan(self.limits)
+        plan = Plan(self.limits)
         self.kv_cache.free_passed((request.request_id, request.num_computed_tokens) for request in self.running)
         late = self._serve_running(plan)
         if not plan.preempted:
@@ -206,7 +196,7 @@ class Scheduler:
             free_slots = max(limits.max_num_seqs - len(self.running), 0)
             check_queue(request, self.waiting, free_slots, limits, self._pace)
 
-    def _serve_running(self, plan: _Plan) -> list[Request]:
+    def _serve_running(self, plan: Plan) -> list[Request]:
         """Tokens for requests that run; those that are not served, unless nobody starts.
 
         Where the budget ends early, the next step starts with those left out.
@@ -219,7 +209,7 @@ class Scheduler:
         self._serve(order, leave, plan)
         return late
 
-    def _serve(self, order: list[Request], leave: dict[str, int], plan: _Plan) -> None:
+    def _serve(self, order: list[Request], leave: dict[str, int], plan: Plan) -> None:
         for request in order:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one that came before it in this step
@@ -232,11 +222,9 @@ class Scheduler:
                 break
             grown = self._make_room(request, request.num_computed_tokens + count, plan)
             if grown is not None:
-                plan.grown[request.request_id] = grown
-                plan.scheduled[request.request_id] = count
-                plan.budget.take(count)
+                plan.go_on(request, count, grown)
 
-    def _make_room(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
+    def _make_room(self, request: Request, num_tokens: int, plan: Plan) -> list[int] | None:
         """New blocks for `request`, preempting the least urgent as needed; None when that was itself."""
         while True:
             grown = self.kv_cache.grow(request.request_id, num_tokens)
@@ -247,16 +235,14 @@ class Scheduler:
             if victim is request:
                 return None
 
-    def _preempt(self, victim: Request, plan: _Plan) -> None:
-        plan.preempted = True
-        plan.budget.take(-plan.scheduled.pop(victim.request_id, 0))
-        plan.grown.pop(victim.request_id, None)
+    def _preempt(self, victim: Request, plan: Plan) -> None:
+        plan.drop(victim)
         self._release_slot(victim)
         victim.wait(self._step_id + 1)
         self.waiting.push_front(victim)
         self._stats.num_preemptions += 1
 
-    def _serve_waiting(self, plan: _Plan) -> None:
+    def _serve_waiting(self, plan: Plan) -> None:
         """Slots for waiting requests, in order; the first for which there is no room keeps what is free from the rest.
 
         Behind one that stands first by its age, and in other tenants' slots, some may still displace.
@@ -299,7 +285,7 @@ class Scheduler:
             for other in self.running
         )
 
-    def _start(self, request: Request, hit: list[int], plan: _Plan) -> bool:
+    def _start(self, request: Request, hit: list[int], plan: Plan) -> bool:
         """A slot for `request`, where all tokens that it has would fit now; it gets blocks for this step's alone.
 
         One that was preempted would otherwise take the blocks that it just gave up, and lose them again.
@@ -313,7 +299,7 @@ class Scheduler:
         self._admit(request, num_cached, count, plan)
         return True
 
-    def _displace(self, request: Request, hit: list[int], plan: _Plan) -> bool:
+    def _displace(self, request: Request, hit: list[int], plan: Plan) -> bool:
         """Preempts as many less urgent requests as `request` needs to start; none where all of them would not do."""
         victims = self.policy.displaceable(self.running, request, self._step_id + 1)
         tokens = sum(plan.scheduled.get(victim.request_id, 0) for victim in victims)
@@ -330,46 +316,24 @@ class Scheduler:
                 return True
         raise AssertionError(f"{request.request_id} does not fit, though it would")
 
-    def _admit(self, request: Request, num_cached: int, count: int, plan: _Plan) -> None:
+    def _admit(self, request: Request, num_cached: int, count: int, plan: Plan) -> None:
         request.rank.urgency = self.waiting.start(request)
         self.running.append(request)
-        self._pace.started()
-        if request.first_cached_tokens is None:
+        self._pace.started(bool(self.waiting))
+        if request.first_cached_tokens is None and self.kv_cache.enable_prefix_caching:
             self._stats.prefix_cache_queries += request.num_tokens
             self._stats.prefix_cache_hits += num_cached
         request.run(num_cached, self._step_id + 1)
-        source = request.source
-        plan.scheduled[request.request_id] = count
-        plan.budget.take(count)
-        plan.new.append(
-            NewRequestData(
-                request_id=request.request_id,
-                prompt_token_ids=source.prompt_token_ids,
-                output_token_ids=request.token_ids[request.num_prompt_tokens :],
-                params=source.params,
-                eos_token_ids=source.eos_token_ids,
-                block_ids=list(self.kv_cache.tables[request.request_id]),
-                num_computed_tokens=num_cached,
-                prompt_logprobs_delivered=request.num_prompt_logprobs_sent,
-            )
-        )
+        plan.start(request, num_cached, count, list(self.kv_cache.tables[request.request_id]))
 
-    def _finish_plan(self, plan: _Plan) -> SchedulerOutput:
-        cached = CachedRequestData([], [], [])
-        sampling: list[str] = []
-        for request_id, count in plan.scheduled.items():
-            request = self.requests[request_id]
-            if request_id in plan.grown:
-                cached.request_ids.append(request_id)
-                cached.new_block_ids.append(plan.grown[request_id])
-                cached.num_computed_tokens.append(request.num_computed_tokens)
-            request.num_computed_tokens += count
-            if request.num_computed_tokens == request.num_tokens:
-                sampling.append(request_id)
-        self.policy.sampled(self.requests[request_id] for request_id in sampling)
-        released, self._released = self._released, []
+    def _finish_plan(self, plan: Plan) -> SchedulerOutput:
         self._step_id += 1  # the id that _admit gave to requests that start in this plan
-        return SchedulerOutput(self._step_id, plan.new, cached, plan.scheduled, sampling, released)
+        released, self._released = self._released, []
+        output = plan.output(self._step_id, self.requests, released)
+        for request_id, count in plan.scheduled.items():
+            self.requests[request_id].num_computed_tokens += count
+        self.policy.sampled(self.requests[request_id] for request_id in output.sampling_request_ids)
+        return output
 
     def _still_runs(self, plan: SchedulerOutput, request_id: str) -> Request | None:
         """The request if it has held its slot ever since `plan` was made."""

@@ -59,10 +59,12 @@ def test_the_pace_tells_when_to_come_back() -> None:
     pace = Pace(clock=lambda: now)
     assert pace.seconds_for(50) == 1
     for _ in range(2 * PACE_STARTS):
-        pace.started()
+        pace.started(True)
         now += 2.0
     # One start in two seconds, and the last one is two seconds ago.
     assert pace.seconds_for(1) == 3 and pace.seconds_for(10) == 21
     assert pace.seconds_for(10**6) == MAX_RETRY_SECONDS
     now += 1000  # nothing has started since: the estimate grows with it
     assert pace.seconds_for(1) > 30
+    pace.started(False)  # the queue is empty: what comes next is measured anew
+    assert pace.seconds_for(50) == 1

@@ -12,6 +12,7 @@ from evensong.protocol.errors import RequestError
 from evensong.protocol.output import FinishReason
 from evensong.protocol.step import ModelOutput
 from evensong.scheduler import scheduler as scheduler_module
+from evensong.scheduler.plan import Plan
 from tests.unit.scheduler.driving import Driven, alone, ask
 
 HYBRID: dict[str, Any] = {"windows": (None, 8), "max_num_batched_tokens": 8, "num_blocks": 20}
@@ -107,7 +108,7 @@ def test_the_time_in_the_queue_ends_with_the_first_slot(monkeypatch: pytest.Monk
     for name in ("first", "second"):
         driven.scheduler.add_request(ask(name, [1, 2, 3], 3))
     driven.step()
-    driven.scheduler._preempt(driven.scheduler.requests["first"], scheduler_module._Plan(driven.limits))
+    driven.scheduler._preempt(driven.scheduler.requests["first"], Plan(driven.limits))
     driven.run()
     told = {name: [o.scheduled_time for o in driven.outputs if o.request_id == name] for name in ("first", "second")}
     assert told == {"first": [100.0, 0.0, 0.0], "second": [101.0, 0.0, 0.0]}
@@ -135,7 +136,7 @@ def test_who_waits_for_a_writer_goes_on_when_the_writer_goes(way: str) -> None:
     if way == "abort":
         driven.scheduler.finish_requests(["writer"], FinishReason.ABORT)
     else:
-        plan = scheduler_module._Plan(driven.limits)
+        plan = Plan(driven.limits)
         driven.scheduler._preempt(driven.scheduler.requests["writer"], plan)
     driven.run(100)
     assert driven.tokens("waiter") == alone([*prompt, 1], 4)

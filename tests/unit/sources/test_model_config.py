@@ -337,7 +337,7 @@ def test_longrope_magnitude_and_choice(tmp_path: Path) -> None:
     rope = folder(tmp_path, **KNOWN["Phi-4-mini"][0]).layer_ropes[0]
     assert math.isclose(rope.magnitude, math.sqrt(1 + math.log(32) / math.log(4096)))
     assert (rope.factors_for(4096), rope.factors_for(4097)) == ((1.0,) * 6, (2.0,) * 6)
-    assert str(rope) != str(Rope(10000.0)) == "10000"
+    assert str(rope) != str(Rope(10000.0)) == "10000.0"
 
 
 def test_windows_by_family(tmp_path: Path) -> None:

@@ -91,21 +91,27 @@ async def _whole(state: ServerState, form: ChatForm, job: Job) -> dict[str, Any]
 
 async def _chunks(state: ServerState, form: ChatForm, job: Job) -> AsyncIterator[dict[str, Any]]:
     envelope, usage, maker = _envelope(state, "chat.completion.chunk", job), Usage(), _ChoiceMaker(form, job)
-    first = job.streams[0].state
-    for index in range(job.params.n):
-        opening: dict[str, Any] = {
-            "index": index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        if form.return_token_ids and index == 0 and first is not None:
-            opening["prompt_token_ids"] = first.processed.prompt_token_ids
-        more = {name: opening[name] for name in ("prompt_token_ids",) if name in opening}
-        yield envelope.chunk([opening], more | form.chunk_usage(usage.form))
+    openings = _openings(form, job)
     async for prompt_index, output in merged(job):
+        # Not before there is something to say: clients take the first chunk's time for that of the first token.
+        for opening, more in openings:
+            yield envelope.chunk([opening], more | form.chunk_usage(usage.form))
+        openings = []
         usage.add(prompt_index, output)
         for choice in await make_choices(maker.delta, prompt_index, output):
             yield envelope.chunk([choice], maker.take_prompt_logprobs() | form.chunk_usage(usage.form))
     if form.include_usage:
         yield envelope.chunk([], {"usage": usage.form()})
+
+
+def _openings(form: ChatForm, job: Job) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The first chunk of each choice, and what stands beside its choices."""
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    first = job.streams[0].state
+    for index in range(job.params.n):
+        delta = {"role": "assistant", "content": ""}
+        prompt: dict[str, Any] = {}
+        if form.return_token_ids and index == 0 and first is not None:
+            prompt = {"prompt_token_ids": first.processed.prompt_token_ids}
+        pairs.append(({"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | prompt, prompt))
+    return pairs

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from evensong.engine.core.core import EngineCore
 from evensong.engine.core.deadlines import QUEUE_TIMEOUT, TIMEOUT, Deadlines
-from evensong.protocol.output import FinishReason
+from evensong.engine.core.gate import Standing
+from evensong.engine.core.inbox import Add, Inbox, Shutdown
+from evensong.engine.core.loop import CoreLoop
+from evensong.protocol.output import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from evensong.scheduler.request import Request, RequestStatus
 from tests.unit.engine.core.making import ask, make_core
 
@@ -132,3 +137,22 @@ def test_a_refused_request_is_not_watched() -> None:
     assert core.add_request(ask("r", [1] * 300)).refusal is not None
     assert core.deadlines._heap == []
     core.shutdown()
+
+
+def test_what_a_pause_holds_back_still_runs_out_of_time() -> None:
+    """The loop wakes for it, though no message comes."""
+    core, inbox, sent = make_core(), Inbox(), SimpleQueue[EngineCoreOutputs]()
+    thread = threading.Thread(target=CoreLoop(core, inbox, lambda client, message: sent.put(message)).run)
+    thread.start()
+    try:
+        core.gate.close(Standing.SHUT)
+        inbox.put(Add(0, ask("held", timeout=0.2)))
+        outputs: list[EngineCoreOutput] = []
+        while not outputs:
+            outputs = sent.get(timeout=20).outputs
+        assert [(o.request_id, o.stop_reason, o.new_token_ids) for o in outputs] == [("held", TIMEOUT, [])]
+    finally:
+        inbox.put(Shutdown(0.0))
+        thread.join(20)
+        core.shutdown()
+    assert not thread.is_alive()

@@ -81,6 +81,19 @@ def test_streams_join_to_the_whole() -> None:
     run(body)
 
 
+def test_a_chat_stream_opens_with_its_first_token() -> None:
+    async def body(served: Served) -> None:
+        messages = [{"role": "user", "content": "hi"}]
+        visitor = Visitor(served.app, "/v1/chat/completions", {"messages": messages, "stream": True})
+        await settle()
+        # Admitted, so the status line is there; an event now would pass for the first token.
+        assert visitor.statuses == [200] and not any(message.get("body") for message in visitor.messages)
+        visitor.leave()
+        await visitor.task
+
+    run(body, functools.partial(TalkingClient, hold_after=0))
+
+
 def test_a_chat_stream() -> None:
     async def body(served: Served) -> None:
         options = {"include_usage": True, "continuous_usage_stats": True}
