@@ -20,6 +20,7 @@ def main() -> int:
     config = resolve({"model": model or sys.executable + ".gguf"})
     if not model:
         serve.resolve_model = lambda name, **_: None  # type: ignore[assignment]
+        serve.load_generation_defaults = lambda *_: {}  # type: ignore[assignment]
     return serve.serve(config, ServerConfig(port=int(port), shutdown_timeout=float(timeout)))
 
 

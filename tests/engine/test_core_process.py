@@ -193,6 +193,8 @@ def test_closing_lets_running_requests_end_in_the_time_given(monkeypatch: pytest
     client = SyncMPClient(CONFIG, LAUNCHER)
     try:
         client.add_request(ask("r", [1], max_tokens=40))
+        # Only then does it run: the stop takes another way, and may come before the request does.
+        assert [admission.refusal for admission in client.get_output().admissions] == [None]
         launch = client._finalizer.peek()[1].launch  # type: ignore[index]
         threading.Thread(target=lambda: (launch.close(5.0), launch_closed.set())).start()
         tokens: list[int] = []

@@ -89,6 +89,8 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
     ],
     "templates and their keywords": [
         (CHAT, chat(chat_template="{{ messages }}"), 400),
+        ("/tokenize", json.dumps({"messages": HELLO, "chat_template": "{{ messages }}"}), 400),
+        ("/tokenize", json.dumps({"messages": HELLO, "chat_template_kwargs": {"messages": 1}}), 400),
         *[
             (CHAT, chat(chat_template_kwargs={name: 1}), 400)
             for name in (
@@ -241,6 +243,22 @@ def test_one_request_id_twice_at_once(server: Server, survivors: Survivors) -> N
         answers = list(pool.map(lambda _: server.post(TEXT, body).json(), range(4)))
         assert [answer["id"] for answer in answers] == ["cmpl-same"] * 4
         assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+
+
+def test_an_id_is_free_again_as_soon_as_its_client_has_left(server: Server, survivors: Survivors) -> None:
+    body = {
+        "model": "demo",
+        "prompt": "Numbers: one, two,",
+        "max_tokens": 200,
+        "ignore_eos": True,
+        "request_id": "mine",
+    }
+    with survivors.watch():
+        whole = server.text(body | {"seed": 4, "max_tokens": 24})
+        for _ in range(4):
+            with httpx.stream("POST", f"{server.url}{TEXT}", json=body | {"stream": True}, timeout=60) as left:
+                next(left.iter_lines())
+            assert server.text(body | {"seed": 4, "max_tokens": 24}) == whole
 
 
 def test_health_is_answered_while_large_bodies_are_read(server: Server) -> None:

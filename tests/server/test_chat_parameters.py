@@ -82,6 +82,18 @@ def test_the_final_message_goes_on_exactly(server: Server) -> None:
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "continue_final_message"
 
 
+def test_the_tokens_of_a_chat_are_those_that_tokenize_tells(server: Server) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "It is "}]
+    for fields in (
+        {},
+        {"continue_final_message": True},
+        {"chat_template": LOUD, "chat_template_kwargs": {"suffix": "!"}},
+    ):
+        told = server.post("/tokenize", {"messages": messages, **fields}).json()["tokens"]
+        asked = server.post(CHAT, BASE | {"messages": messages, "max_tokens": 1, "return_token_ids": True, **fields})
+        assert asked.json()["prompt_token_ids"] == told
+
+
 def test_the_servers_sampling_defaults(server: Server) -> None:
     """Greedy and seven tokens, unless the request says otherwise."""
     for path, form in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "Once upon a time"})):

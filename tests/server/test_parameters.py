@@ -294,3 +294,27 @@ def test_chats_by_llm(llm: LLM) -> None:
     assert own.prompt == f"{question['content']} Loudly!"
     with pytest.raises(RequestError, match="chat template is damaged"):
         llm.chat([question], params, use_tqdm=False, chat_template="{% if %}")
+
+
+BAD: dict[str, Any] = {
+    "allowed_token_ids": [10**6],
+    "bad_words": [" "],
+    "logit_bias": {-1: 1.0},
+    "logprobs": 21,
+    "min_tokens": 600,
+    "prompt_logprobs": 21,
+    "stop": [""],
+    "stop_token_ids": [49152],
+    "temperature": float("nan"),
+    "top_p": 0,
+    "truncate_prompt_tokens": MAX_MODEL_LEN + 1,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_refused_by_name_and_leaves_nothing(llm: LLM, name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.generate([PROMPT] * 2, SamplingParams(**{"max_tokens": None, name: BAD[name]}), use_tqdm=False)
+    assert (caught.value.param, caught.value.status) == (name, 400)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.llm_engine.call_verb("check_kv_cache")["owned"] == 0

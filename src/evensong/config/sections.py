@@ -57,7 +57,10 @@ class CacheConfig:
     block_size: int = setting(16, "tokens in a KV block")
     enable_prefix_caching: bool = setting(True, "reuse the KV blocks of shared prefixes")
     num_kv_blocks_override: int | None = setting(
-        None, "exact number of KV blocks", "--num-kv-blocks-override", "--num-gpu-blocks-override"
+        None,
+        "exact number of KV blocks, those of all layer groups together",
+        "--num-kv-blocks-override",
+        "--num-gpu-blocks-override",
     )
     kv_cache_memory_bytes: int | None = setting(
         None, "memory of the KV cache in bytes, taken while the engine is idle (the default's is taken as it is used)"

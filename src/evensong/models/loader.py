@@ -34,7 +34,7 @@ class TensorReader:
         self._next = 0
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dequantize")
         self._ready: dict[str, Future[Float32]] = {}
-        self.num_read = 0
+        self.read: set[str] = set()
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor as float32. Raises ConfigError when it is missing or has another shape."""
@@ -46,7 +46,7 @@ class TensorReader:
         future = self._ready.pop(name, None)
         self._look_ahead(name)
         values = dequantize(entry) if future is None else future.result()
-        self.num_read += 1
+        self.read.add(name)
         if self._progress is not None:
             self._progress()
         # Mapped files are read-only, which torch does not take.
@@ -81,9 +81,10 @@ def load_model(
         model.trial_results = builder.trial_results()
     finally:
         reader.close()
-    surplus = len(weights) - reader.num_read - (description.tie_word_embeddings and "lm_head.weight" in weights)
+    surplus = set(weights) - reader.read - ({"lm_head.weight"} if description.tie_word_embeddings else set())
     if surplus:
         raise ConfigError(
-            f"the model's files hold {surplus} tensors that the {description.family} family does not have"
+            f"the model's files hold {len(surplus)} tensors that the {description.family} family does not have, "
+            f"such as {min(surplus)}"
         )
     return model

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evensong.protocol.errors import ConfigError
-from evensong.sources.families import Family, family_of_architecture
+from evensong.sources.families import Family, family_of_architecture, never
 from evensong.sources.model_description import Activation, ModelDescription, Rope
 from evensong.sources.rope import scaled_length, scaled_rope
 from evensong.sources.values import number, read_json, token_ids, whole
@@ -25,7 +25,7 @@ def describe_folder(path: Path) -> ModelDescription:
     """The description that config.json gives; ends of text of generation_config.json count too.
 
     Raises ConfigError for what would change the result and does not exist here; KeyError, TypeError, ValueError,
-    AttributeError and OverflowError for values that are missing or of another kind.
+    AttributeError and ArithmeticError for values that are missing or of another kind.
     """
     stored = read_json(path / "config.json")
     family = _family(stored)
@@ -107,11 +107,10 @@ def _layer_kinds(config: Mapping[str, Any], family: Family, num_layers: int) -> 
     """Full or sliding attention, one entry a layer."""
     if num_layers > 10_000:
         raise ValueError(f"num_hidden_layers is {num_layers}")
-    if not config.get("sliding_window"):
-        return [FULL] * num_layers
     given = config.get("layer_types")
-    if given is None:
-        return [SLIDING if family.slides(layer, config) else FULL for layer in range(num_layers)]
+    if given is None or family.slides is never:
+        window = bool(config.get("sliding_window"))
+        return [SLIDING if window and family.slides(layer, config) else FULL for layer in range(num_layers)]
     if not isinstance(given, list) or len(given) != num_layers or not set(given) <= {FULL, SLIDING}:
         raise ConfigError(f"layer_types {given!r:.80} is not supported; supported: one of {FULL}, {SLIDING} a layer")
     return given

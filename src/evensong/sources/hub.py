@@ -93,11 +93,15 @@ def find_in_cache(name: HubName, why_not_fetched: str) -> Path:
             f"({why_not_fetched})"
         )
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    if name.file is not None:
-        return folder / _gguf_file(name, names)
-    missing = [wanted for wanted in _folder_files(name, names) if wanted not in names]
-    if _INDEX in names:
-        missing += [shard for shard in _shards(folder / _INDEX) if shard not in names]
+    try:
+        if name.file is not None:
+            return folder / _gguf_file(name, names)
+        wanted = _folder_files(name, names)
+    except ConfigError as error:  # what it says is true of the cache, and may not be of the hub
+        raise ConfigError(f"the hub's cache holds only a part of {name} ({why_not_fetched})") from error
+    if _INDEX in wanted:
+        wanted += _shards(folder / _INDEX)
+    missing = [file for file in wanted if file not in names]
     if missing:
         raise ConfigError(f"the hub's cache holds only a part of {name}: {missing[0]} is missing ({why_not_fetched})")
     return folder

@@ -19,7 +19,7 @@ def load_model_description(source: ModelSource) -> ModelDescription:
         description = describe_gguf(source.path) if source.kind == "gguf" else describe_folder(source.path)
     except ConfigError:
         raise
-    except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"the configuration of the model {source.name!r} cannot be used: {what}") from error
     check_description(description, source.name)

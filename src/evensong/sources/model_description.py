@@ -42,8 +42,8 @@ class Rope:
     def __str__(self) -> str:
         """The base, and a digest of the scaling where there is one."""
         if self == Rope(self.theta):
-            return f"{self.theta:g}"
-        return f"{self.theta:g} scaled {hashlib.blake2b(repr(self).encode(), digest_size=6).hexdigest()}"
+            return repr(self.theta)
+        return f"{self.theta!r} scaled {hashlib.blake2b(repr(self).encode(), digest_size=6).hexdigest()}"
 
     def factors_for(self, max_model_len: int) -> tuple[float, ...]:
         """The factors of an engine with this fitted length."""

@@ -10,6 +10,7 @@ from evensong.protocol.errors import ConfigError
 from evensong.sources.model_description import Rope
 from evensong.sources.values import number, numbers, whole
 
+_MAX_DIM = 1 << 16
 _KINDS = "linear, llama3, yarn, longrope"
 
 
@@ -22,6 +23,8 @@ def scaled_rope(theta: float, rotary_dim: int, scaling: Mapping[str, Any], max_p
     kind = _kind(scaling)
     if kind == "default":
         return Rope(theta)
+    if rotary_dim > _MAX_DIM:
+        raise ValueError(f"{rotary_dim} rotated components of a head")
     if kind == "linear":
         return Rope(theta, (_factor(scaling),) * (rotary_dim // 2))
     if kind == "llama3":

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 PAGE_BYTES = mmap.PAGESIZE
 NO_PAGE = -1
-_STEPS, _TICKS, _LAST, _STATE = range(4)
+_STEPS, _TICKS, _LAST, _STATE, _TOKENS = range(5)
 
 
 class CoreState(IntEnum):
@@ -38,9 +38,15 @@ class ProgressPage:
         self._words[_TICKS] += 1
         self._words[_LAST] = time.monotonic_ns()
 
+    def step_begins(self, num_tokens: int) -> None:
+        """A step over so many tokens begins."""
+        self._words[_TOKENS] = num_tokens
+        self.tick()
+
     def step_done(self) -> None:
         """A step has ended."""
         self._words[_STEPS] += 1
+        self._words[_TOKENS] = 0
         self.tick()
 
     def set_state(self, state: CoreState) -> None:
@@ -53,6 +59,11 @@ class ProgressPage:
     def num_steps(self) -> int:
         """Steps that have ended since the core began."""
         return int(self._words[_STEPS])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step that runs now; 0 between steps."""
+        return int(self._words[_TOKENS])
 
     @property
     def state(self) -> CoreState:

@@ -40,5 +40,5 @@ class LayerViews:
                 device,
                 window,
             )
-            built.update({(window, group): metadata for group, metadata in zip(groups, made, strict=False)})
+            built.update({(window, group): metadata for group, metadata in zip(groups, made, strict=True)})
         return [built[view] for view in self._views]

@@ -60,7 +60,8 @@ def test_a_mis_shaped_tensor(folder: Path) -> None:
 
 def test_a_surplus_tensor(folder: Path) -> None:
     change(folder, model__layers__0__self_attn__q_norm__weight=torch.ones(16))
-    assert "1 tensor" in refusal(folder)
+    message = refusal(folder)
+    assert "1 tensor" in message and "model.layers.0.self_attn.q_norm.weight" in message
 
 
 def test_progress_is_called_for_each_tensor(folder: Path) -> None:

@@ -237,6 +237,14 @@ def test_a_fetch_that_breaks_off(hub: Hub, sharded: dict[str, bytes]) -> None:
     assert sorted(hub.fetched) == sorted(sharded)  # nothing twice
 
 
+def test_one_file_that_breaks_off(hub: Hub, ggufs: bytes) -> None:
+    resolve_model("org/tiny-GGUF:Q8_0")
+    hub.broken_after = 0
+    message = refusal("org/tiny-GGUF:Q4_K_M")
+    assert "only a part" in message and "418" in message
+    assert "only a part" in refusal("org/tiny-GGUF:Q4_K_M", fetched=True)
+
+
 def test_a_hub_that_nobody_answers(hub: Hub, sharded: dict[str, bytes], monkeypatch: Any) -> None:
     source = resolve_model("org/tiny")
     point_at(monkeypatch, 1)

@@ -46,6 +46,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 8,
@@ -163,6 +164,12 @@ def test_generation_config_adds_ends_of_text(tmp_path: Path) -> None:
         ({"rope_scaling": [1]}, "cannot be used"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*supported: linear"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "factor is missing"),
+        ({"rope_theta": 1.0, "rope_scaling": YARN}, "cannot be used"),
+        ({"rope_theta": 0.0, "rope_scaling": LLAMA3}, "cannot be used"),
+        ({"rope_theta": -1.0, "rope_scaling": LLAMA3}, "cannot be used"),
+        ({"rope_theta": float("nan"), "rope_scaling": YARN}, "cannot be used"),
+        ({"head_dim": 2**31, "rope_scaling": YARN}, "rotated components"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings is missing"),
         ({"rope_scaling": {**LONGROPE, "short_factor": [1.0]}}, "1 rope factors"),
         ({"rope_scaling": {**LONGROPE, "long_factor": [0.0] * 8}}, "not a positive number"),
@@ -337,7 +344,7 @@ def test_longrope_magnitude_and_choice(tmp_path: Path) -> None:
     rope = folder(tmp_path, **KNOWN["Phi-4-mini"][0]).layer_ropes[0]
     assert math.isclose(rope.magnitude, math.sqrt(1 + math.log(32) / math.log(4096)))
     assert (rope.factors_for(4096), rope.factors_for(4097)) == ((1.0,) * 6, (2.0,) * 6)
-    assert str(rope) != str(Rope(10000.0)) == "10000"
+    assert str(rope) != str(Rope(10000.0)) == "10000.0"
 
 
 def test_windows_by_family(tmp_path: Path) -> None:
@@ -347,5 +354,10 @@ def test_windows_by_family(tmp_path: Path) -> None:
     assert folder(tmp_path, **qwen, use_sliding_window=True).layer_windows == (None, 64)
     assert folder(tmp_path, **{**qwen, "max_window_layers": 2}, use_sliding_window=True).layer_windows == (None, None)
     assert folder(tmp_path, sliding_window=64).layer_windows == (None, None)
+    kinds = ["full_attention", "sliding_attention"]
+    assert folder(tmp_path, sliding_window=64, layer_types=kinds).layer_windows == (None, None)
+    assert folder(tmp_path, **qwen, layer_types=kinds).layer_windows == (None, 64)
+    with pytest.raises(ConfigError, match="sliding_window is missing"):
+        folder(tmp_path, **{**qwen, "sliding_window": None}, layer_types=kinds)
     with pytest.raises(ConfigError, match="layer_types"):
-        folder(tmp_path, sliding_window=64, layer_types=["full_attention", "linear_attention"])
+        folder(tmp_path, **{**qwen, "sliding_window": None}, layer_types=["full_attention", "linear_attention"])

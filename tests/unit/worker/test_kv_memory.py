@@ -76,3 +76,17 @@ def test_pages_are_given_back_and_the_caches_stay() -> None:
     memory.restore()
     assert [cache.data_ptr() for cache in memory.caches] == places
     assert not any(cache[-1].any() for cache in memory.caches) and memory.touch()
+
+
+def test_memory_that_is_no_mapping_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")  # as on a device: torch's own memory
+    memory = KVMemory(SPECS, KVCacheConfig(8, 8), torch.bfloat16, CPU)
+    for cache in memory.caches:
+        cache.fill_(3)
+    memory.release()
+    assert all(cache.untyped_storage().nbytes() == 0 for cache in memory.caches)
+    memory.restore()
+    assert [tuple(cache.shape) for cache in memory.caches] == [(65, 64)] * 3
+    for cache in memory.caches:
+        assert not cache[-1].any()
+        cache.fill_(1)

@@ -123,6 +123,7 @@ class EngineCore:
         if not self.gate.has_work():
             return outputs, False
         plan = self.current_plan = self.scheduler.schedule()
+        self.progress.step_begins(sum(plan.num_scheduled_tokens.values()))
         forward = self.executor.execute_model(plan)
         bitmask = self.scheduler.get_grammar_bitmask(plan)
         output = self.executor.sample_tokens(bitmask)

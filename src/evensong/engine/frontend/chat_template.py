@@ -86,13 +86,10 @@ class ChatTemplate:
             return self._run(checked, variables)
         # A mark at the end of the content shows where the template put it, and keeps it from being trimmed there.
         mark = _mark_for(checked)
-        checked[-1]["content"] += mark or ""
+        checked[-1]["content"] += mark
         before, *after = self._run(checked, variables).split(mark)
-        if mark is None or len(after) != 1:
-            raise RequestError(
-                "the chat template does not show the final message as it is, so it cannot be continued",
-                param="continue_final_message",
-            )
+        if len(after) != 1:
+            raise _cannot_continue()
         return before
 
     def _variables(self, kwargs: Mapping[str, Any], documents: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -139,10 +136,20 @@ class ChatTemplate:
         return self._template.generate(messages=messages, **variables)
 
 
-def _mark_for(messages: list[dict[str, Any]]) -> str | None:
-    """A character of private use that stands in none of the messages."""
+def _mark_for(messages: list[dict[str, Any]]) -> str:
+    """A character of private use that stands in none of the messages. Raises RequestError where all of them do."""
     used = set().union(*(message["content"] for message in messages))
-    return next((mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in used), None)
+    for mark in map(chr, range(0xE000, 0xF900)):
+        if mark not in used:
+            return mark
+    raise _cannot_continue()
+
+
+def _cannot_continue() -> RequestError:
+    return RequestError(
+        "the chat template does not show the final message as it is, so it cannot be continued",
+        param="continue_final_message",
+    )
 
 
 class _Generation(Extension):

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import struct
 import sys
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import msgspec
+from evensong.protocol.errors import RequestError
+from evensong.utils.logging import get_logger
 
-from evensong.protocol.errors import ErrorBody, RequestError
+logger = get_logger(__name__)
 
 CPU_SECONDS = 1
 MEMORY_BYTES = 1 << 30
@@ -30,20 +33,14 @@ CHILD_MODULE = "evensong.engine.frontend.template_child"
 LENGTH = struct.Struct("<I")
 
 
-class TemplateOrder(msgspec.Struct):
-    """What a child renders: ChatTemplate's arguments."""
+@dataclass(frozen=True)
+class TemplateOrder:
+    """What a child renders: ChatTemplate's arguments. It travels as JSON, in which a request's values came."""
 
     source: str
     special_tokens: dict[str, str]
     messages: list[dict[str, Any]]
     options: dict[str, Any]
-
-
-class TemplateAnswer(msgspec.Struct):
-    """The text, or why there is none."""
-
-    text: str = ""
-    error: ErrorBody | None = None
 
 
 class ForeignTemplates:
@@ -62,15 +59,16 @@ class ForeignTemplates:
         self._num_waiting += 1
         try:
             async with self._slots:
-                answer = await _run(msgspec.msgpack.encode(order))
+                answer = await _run(json.dumps(asdict(order)).encode())
         finally:
             self._num_waiting -= 1
-        if answer.error is not None:
-            raise RequestError.from_body(answer.error)
-        return answer.text
+        if "error" in answer:
+            raise RequestError(answer["error"], param=answer["param"], code=answer["code"])
+        return str(answer["text"])
 
 
-async def _run(order: bytes) -> TemplateAnswer:
+async def _run(order: bytes) -> dict[str, Any]:
+    """What the child answers: text, or an error's message, param and code."""
     # The child needs no secret of this process.
     environment = {name: value for name, value in os.environ.items() if not name.endswith(("_KEY", "_TOKEN"))}
     process = await asyncio.create_subprocess_exec(
@@ -99,12 +97,14 @@ async def _run(order: bytes) -> TemplateAnswer:
         # Also where the request was cancelled: nothing is left behind.
         await asyncio.shield(process.wait())
     if process.returncode != 0:
+        logger.info("the process of a request's chat template ended with %s", process.returncode)
         raise RequestError(
             f"the chat template was stopped: it may use {CPU_SECONDS} s of processor time and "
             f"{MEMORY_BYTES >> 20} MiB of memory",
             param="chat_template",
         )
-    return msgspec.msgpack.decode(answer, type=TemplateAnswer)
+    result: dict[str, Any] = json.loads(answer)
+    return result
 
 
 def _overloaded(message: str) -> RequestError:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sys
+from typing import Any
 
-import msgspec
 from setproctitle import setproctitle
 
 from evensong.engine.frontend.chat_template import ChatTemplate
-from evensong.engine.frontend.foreign_template import (
-    CPU_SECONDS,
-    LENGTH,
-    MAX_OUTPUT_CHARS,
-    MEMORY_BYTES,
-    TemplateAnswer,
-    TemplateOrder,
-)
+from evensong.engine.frontend.foreign_template import CPU_SECONDS, LENGTH, MAX_OUTPUT_CHARS, MEMORY_BYTES, TemplateOrder
 from evensong.protocol.errors import RequestError
 from evensong.utils import lifeline
 
@@ -30,21 +24,21 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     (length,) = LENGTH.unpack(sys.stdin.buffer.read(LENGTH.size))
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=TemplateOrder)
+    order = TemplateOrder(**json.loads(sys.stdin.buffer.read(length)))
     lifeline.watch(sys.stdin.fileno())
-    sys.stdout.buffer.write(msgspec.msgpack.encode(answer_to(order)))
-    sys.stdout.buffer.flush()
+    sys.stdout.write(json.dumps(answer_to(order)))
+    sys.stdout.flush()
 
 
-def answer_to(order: TemplateOrder) -> TemplateAnswer:
+def answer_to(order: TemplateOrder) -> dict[str, Any]:
     """The rendering, or the refusal."""
     template = ChatTemplate(order.source, order.special_tokens, MAX_OUTPUT_CHARS)
-    if template.error is not None:
-        return TemplateAnswer(error=RequestError(template.error, param="chat_template").body())
     try:
-        return TemplateAnswer(template.render(order.messages, **order.options))
+        if template.error is not None:
+            raise RequestError(template.error, param="chat_template")
+        return {"text": template.render(order.messages, **order.options)}
     except RequestError as error:
-        return TemplateAnswer(error=error.body())
+        return {"error": error.message, "param": error.param, "code": error.code}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from evensong.engine.launch_table import HTTP, LAUNCHER_TITLE, LIMITS, PROCESS_T
 from evensong.protocol.errors import ConfigError, EvensongError
 from evensong.protocol.handshake import FETCHING, LOADING, STARTED, Membership
 from evensong.protocol.kv_spec import Resources
+from evensong.sources.generation_config import load_generation_defaults
 from evensong.sources.resolve import resolve_model
 from evensong.utils.logging import JSON, TEXT, configure_logging, get_logger
 from evensong.utils.net import ListenError, base_url, listening_socket
@@ -142,7 +143,10 @@ class Server:
         self._signals.interrupt = True
         if self._signals.count:
             raise Interrupted
-        resolve_model(self._config.model.model, revision=self._config.model.revision)
+        own = self._config.model
+        source = resolve_model(own.model, revision=own.revision)
+        # What is wrong with these is said before anything loads.
+        load_generation_defaults(source, own.generation_config, own.override_generation_config)
         self._signals.interrupt = False
 
     def _await_ready(self) -> Resources | None:

@@ -100,9 +100,9 @@ class ServerSource(Source):
 class OwnSource(Source):
     """An engine started for this command."""
 
-    def __init__(self, model: str, params: SamplingParams) -> None:
+    def __init__(self, model: str, given: dict[str, Any]) -> None:
         self._llm = LLM(model, log_level="warning")
-        self._params = params
+        self._params = SamplingParams(**{"max_tokens": None, **self._llm.llm_engine.front.sampling_defaults, **given})
         self._number = 0
 
     def chat(self, messages: Messages) -> Iterator[str]:
@@ -135,8 +135,12 @@ def make_parser(prog: str, description: str, *, max_tokens: int | None) -> Parse
     parser.add_argument("model", nargs="?", metavar="MODEL", help="run this model here; without it a server is asked")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server's address")
     parser.add_argument("--api-key", default=argparse.SUPPRESS, help="the server's key (default: $EVENSONG_API_KEY)")
-    parser.add_argument("--temperature", type=float, default=argparse.SUPPRESS, help="0 is greedy (default: 1)")
-    parser.add_argument("--top-p", type=float, default=argparse.SUPPRESS, help="nucleus sampling (default: off)")
+    parser.add_argument(
+        "--temperature", type=float, default=argparse.SUPPRESS, help="0 is greedy (default: the model's, else 1)"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=argparse.SUPPRESS, help="nucleus sampling (default: the model's, else off)"
+    )
     parser.add_argument("--max-tokens", type=int, default=max_tokens, help="longest answer in tokens")
     parser.add_argument("--seed", type=int, default=argparse.SUPPRESS, help="the same seed gives the same answer")
     return parser
@@ -147,9 +151,9 @@ def open_source(options: argparse.Namespace) -> Source:
     given = {name: vars(options)[name] for name in ("temperature", "top_p", "seed") if name in options}
     if options.max_tokens is not None:
         given["max_tokens"] = options.max_tokens
-    params = SamplingParams(**{"max_tokens": None, **given})  # also checks them before anything starts
+    SamplingParams(**{"max_tokens": None, **given})  # checked before anything starts
     if options.model is not None:
-        return OwnSource(options.model, params)
+        return OwnSource(options.model, given)
     key = getattr(options, "api_key", None) or os.environ.get("EVENSONG_API_KEY", "").split(",")[0]
     return ServerSource(options.url, key, given)
 

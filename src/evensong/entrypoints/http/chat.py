@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evensong.engine.async_llm import AsyncLLM
-from evensong.engine.frontend.foreign_template import TemplateOrder
 from evensong.entrypoints.http.forms_out import Envelope, TokenNames, Usage, chat_logprobs, ending, prompt_logprobs_form
 from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.schemas import ChatForm
 from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
-from evensong.protocol.errors import RequestError
+from evensong.entrypoints.http.templates import render_prompt
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
 
 
@@ -30,7 +27,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
         logprobs=form.num_logprobs(),
         prompt_logprobs=form.prompt_logprobs,
     )
-    prompt = await _render(state, engine, form)
+    prompt = await render_prompt(state, engine.front.inputs.chat_template, form.messages, form)
     options: dict[str, Any] = {
         # The template writes the special tokens itself, unless the caller knows better.
         "add_special_tokens": bool(form.add_special_tokens),
@@ -41,20 +38,6 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job))
     return await respond_whole(request, state, job, lambda: _whole(state, form, job))
-
-
-async def _render(state: ServerState, engine: AsyncLLM, form: ChatForm) -> str:
-    """The conversation as a prompt, by the server's template or the request's own."""
-    template, options = engine.front.inputs.chat_template, form.template_options()
-    if form.chat_template is None:
-        return await asyncio.to_thread(template.render, form.messages, **options)
-    if not state.server_config.trust_request_chat_template:
-        raise RequestError(
-            "this server takes no chat_template from requests (--trust-request-chat-template is not set)",
-            param="chat_template",
-        )
-    order = TemplateOrder(form.chat_template, template.special_tokens, form.messages, options)
-    return await state.foreign_templates.render(order)
 
 
 def _envelope(state: ServerState, kind: str, job: Job) -> Envelope:

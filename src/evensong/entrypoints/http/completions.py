@@ -100,7 +100,9 @@ class _ChoiceMaker:
             text = self._prompt_text(output) + text
             token_ids = output.prompt_token_ids + token_ids
             if positions is not None:
-                positions = [*(output.prompt_logprobs or ()), *positions]
+                # A request that was ended before its prompt was computed has none.
+                unknown: PromptLogprobs = [None] * len(output.prompt_token_ids)
+                positions = [*(output.prompt_logprobs or unknown), *positions]
         offset = self._offsets.get(index, 0)
         logprobs = completion_logprobs(positions, token_ids, offset, self._form.logprobs or 0, self._names)
         # Tokens count, not text that was shown: text may be held back, and offsets must not depend on where chunks end.

@@ -11,6 +11,7 @@ import evensong
 from evensong.entrypoints.http.errors import error_response
 from evensong.entrypoints.http.schemas import DetokenizeForm, TokenizeForm
 from evensong.entrypoints.http.state import RETRY_AFTER_SECONDS, ServerState
+from evensong.entrypoints.http.templates import render_prompt
 from evensong.observe.metrics import CONTENT_TYPE
 from evensong.protocol.errors import RequestError
 
@@ -94,14 +95,12 @@ async def tokenize(state: ServerState, form: TokenizeForm) -> dict[str, Any]:
     inputs = state.require_engine(form.model).front.inputs
     if (form.prompt is None) == (form.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
-
-    def work() -> list[int]:
-        if form.messages is None:
-            return inputs.encode(form.prompt or "", add_special_tokens=form.add_special_tokens is not False)
-        text = inputs.chat_template.render(form.messages, add_generation_prompt=form.add_generation_prompt is not False)
-        return inputs.encode(text, add_special_tokens=bool(form.add_special_tokens))
-
-    tokens = await asyncio.to_thread(work)
+    if form.messages is None:
+        text, special = form.prompt or "", form.add_special_tokens is not False
+    else:
+        text = await render_prompt(state, inputs.chat_template, form.messages, form)
+        special = bool(form.add_special_tokens)
+    tokens = await asyncio.to_thread(inputs.encode, text, add_special_tokens=special)
     answer: dict[str, Any] = {"count": len(tokens), "max_model_len": inputs.max_model_len, "tokens": tokens}
     answer["token_strs"] = [inputs.tokenizer.id_to_token(i) for i in tokens] if form.return_token_strs else None
     return answer

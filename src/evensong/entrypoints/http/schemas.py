@@ -207,15 +207,6 @@ class ChatForm(GenerationForm):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Items[dict[str, Any]] | None = None
 
-    def template_options(self) -> dict[str, Any]:
-        """How the template is to render the messages: ChatTemplate.render's options."""
-        return {
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": bool(self.continue_final_message),
-            "documents": self.documents,
-            "kwargs": self.chat_template_kwargs,
-        }
-
     def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
         """The engine's max_tokens; where nothing is said, an answer may fill the context, as with the peers."""
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -239,7 +230,11 @@ class TokenizeForm(Form):
     prompt: str | None = None
     messages: Items[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: Items[dict[str, Any]] | None = None
     return_token_strs: bool | None = False
 
 

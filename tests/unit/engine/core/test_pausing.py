@@ -206,6 +206,15 @@ def test_a_worker_that_cannot_wake_up_stays_asleep(rig: Rig) -> None:
     assert not rig.call("is_sleeping")
 
 
+def test_a_step_tells_how_much_it_holds() -> None:
+    rig, seen = Rig(), []
+    rig.executor.watch_progress(lambda: seen.append((rig.core.progress.num_tokens, rig.core.progress.num_steps)))
+    rig.core.add_request(ask("a", PROMPT, max_tokens=2))
+    rig.steps()
+    assert seen == [(40, 0), (1, 1)] and (rig.core.progress.num_tokens, rig.core.progress.num_steps) == (0, 2)
+    rig.core.shutdown()
+
+
 def test_caches_are_reset_under_running_requests(rig: Rig) -> None:
     rig.core.add_request(ask("a", PROMPT, max_tokens=9))
     rig.steps(4)

@@ -44,6 +44,12 @@ def test_the_same_text_as_here() -> None:
     assert text == "<s0>user\nhi<s1>\n<s0>assistant\n" and own == "<b>x" and continued == "<s0>user\nhi"
 
 
+def test_any_value_of_a_request_can_travel() -> None:
+    values = {"big": 10**30, "text": "é\ud800", "nested": [{"a": None, "b": 1.5}]}
+    (text,) = render(order("{{ big }} {{ text }} {{ nested[0].b }}", kwargs=values))
+    assert text == f"{10**30} é\ud800 1.5"
+
+
 @pytest.mark.parametrize("source", [ENDLESS, DOUBLING, NESTED, "{{ 'a' * 10 ** 10 }}", "{{ '%2000000000d' % 1 }}"])
 def test_a_template_that_never_ends_or_grows_is_a_400_both_times(source: str) -> None:
     for result in render(order(source), order(source)):

@@ -179,6 +179,10 @@ def test_progress_is_missed_only_where_there_is_work() -> None:
         assert (await served.http.get("/health")).status_code == 200
         served.state.progress.tick()
         assert await look() == 200, "a layer of a long step"
+        served.state.progress.step_begins(100)
+        await asyncio.sleep(0.3)
+        assert await look() == 200, "a layer of many tokens"
+        served.state.progress.step_done()
         name = served.state.engine.front.outputs.request_ids()[0]  # type: ignore[union-attr]
         await served.http.post("/abort_requests", json={"request_ids": [name]})
         await request

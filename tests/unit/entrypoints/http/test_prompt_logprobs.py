@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from evensong.protocol.output import FinishReason
+from evensong.protocol.request import EngineCoreRequest
 from evensong.testing.byte_tokenizer import byte_ids
-from tests.unit.entrypoints.http.serving import ANSWER, Served, run
+from evensong.testing.fake_client import tokens
+from tests.unit.entrypoints.http.serving import ANSWER, Served, TalkingClient, run
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -105,6 +109,22 @@ def test_a_prompt_is_scored_and_nothing_generated() -> None:
         assert (await served.post(TEXT, prompt=PROMPT, max_tokens=0)).status_code == 400
 
     run(body)
+
+
+def test_an_echo_that_is_ended_before_the_prompt_was_scored() -> None:
+    class Silent(TalkingClient):
+        async def _score_prompt(self, request: EngineCoreRequest) -> None:
+            self.send(tokens(request, 0, [], FinishReason.ABORT))
+            await asyncio.Event().wait()
+
+    async def body(served: Served) -> None:
+        for most in (0, 5):
+            whole = await served.complete(prompt=PROMPT, echo=True, logprobs=1, max_tokens=most, prompt_logprobs=1)
+            choice = whole["choices"][0]
+            assert (choice["text"], choice["finish_reason"], choice["prompt_logprobs"]) == (PROMPT, "abort", None)
+            assert choice["logprobs"]["token_logprobs"] == [None] * 5
+
+    run(body, Silent)
 
 
 def test_limits() -> None:
