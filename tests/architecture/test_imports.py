@@ -122,7 +122,8 @@ def test_the_launcher_loads_no_torch_and_no_http_framework() -> None:
     program = (
         "import sys, importlib\n"
         "importlib.import_module('evensong.entrypoints.cli.serve')\n"
-        "print([m for m in sys.modules if m in ('torch', 'fastapi', 'starlette', 'uvicorn', 'transformers')])\n"
+        "heavy = ('torch', 'fastapi', 'starlette', 'uvicorn', 'transformers', 'huggingface_hub')\n"
+        "print([m for m in sys.modules if m in heavy])\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
