@@ -112,7 +112,7 @@ def test_requests_over_http_are_traced_however_they_end(collector: Collector) ->
         refused = await served.http.post("/v1/completions", json={**form, "max_tokens": -1})
         assert refused.status_code == 400
 
-    run(body, settings={"otlp_traces_endpoint": collector.url})
+    run(body, engine={"otlp_traces_endpoint": collector.url})
     first, second = collector.named("llm_request")
     assert first.trace_id.hex() == PARENT[3:35] and attributes(first)["gen_ai.request.id"] == "mine"
     assert attributes(first)["gen_ai.usage.output_tokens"] == 5
