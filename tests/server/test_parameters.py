@@ -111,6 +111,14 @@ CASES: dict[str, Case] = {
         {"temperature": 0, "bad_words": ["a", "of the", "the"]},
         lambda a, all: not {" a", " the"} & {f" {word}" for word in a.text.split()} and " a " in all["greedy"].text,
     ),
+    "repetition_detection": (
+        {
+            "temperature": 0,
+            "logit_bias": {"504": 100},
+            "repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 4},
+        },
+        lambda a, _: (a.token_ids, a.finish_reason, a.stop_reason) == ([504] * 8, "stop", "repetition_detected"),
+    ),
     "every token forbidden in the middle": (
         {"temperature": 0, "allowed_token_ids": [504], "bad_words": ["TheThe"]},
         lambda a, _: (a.text, a.finish_reason, a.stop_reason) == ("The", "stop", "no_token_allowed"),
@@ -264,6 +272,29 @@ def test_prompts_in_lists_and_choices_in_order(server: Server, llm: LLM) -> None
     assert [c.seed for output in outputs for c in output.outputs] == [choice["seed"] for choice in by_text]
 
 
+def test_tokens_that_are_asked_for_by_id(server: Server, llm: LLM) -> None:
+    ids = [504, 260, 28]
+    body = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "logprob_token_ids": ids}
+    whole = server.post("/v1/completions", {**body, "logprobs": 20, "return_tokens_as_token_ids": True}).json()
+    positions = whole["choices"][0]["logprobs"]["top_logprobs"]
+    params = SamplingParams(temperature=0, max_tokens=4, logprob_token_ids=ids)
+    (output,) = llm.generate([PROMPT], params, use_tqdm=False)
+    assert output.outputs[0].logprobs is not None
+    for own, top, sampled in zip(output.outputs[0].logprobs, positions, output.outputs[0].token_ids, strict=True):
+        assert set(own) == {sampled, *ids}
+        assert all(top[f"token_id:{token_id}"] == item.logprob for token_id, item in own.items())
+        assert own[sampled].rank == 1 and all(own[i].rank is None for i in ids if i != sampled)
+    refused = server.post("/v1/completions", body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprob_token_ids"
+
+
+def test_a_prompt_can_be_computed_without_the_cache(llm: LLM) -> None:
+    for skip, cached in ((None, False), (None, True), (True, False), (False, True)):
+        params = SamplingParams(temperature=0, max_tokens=2, skip_reading_prefix_cache=skip)
+        (output,) = llm.generate([[9] * 65], params, use_tqdm=False)
+        assert output.num_cached_tokens == (64 if cached else 0)
+
+
 def test_output_kinds_and_no_text_at_all(llm: LLM) -> None:
     seen: dict[RequestOutputKind, list[str]] = {}
     for kind in RequestOutputKind:
@@ -300,6 +331,7 @@ BAD: dict[str, Any] = {
     "allowed_token_ids": [10**6],
     "bad_words": [" "],
     "logit_bias": {-1: 1.0},
+    "logprob_token_ids": [49152],
     "logprobs": 21,
     "min_tokens": 600,
     "prompt_logprobs": 21,

@@ -25,12 +25,13 @@ class FinishReason(IntEnum):
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     """Raw log-probabilities at one position: the sampled token first, then the best ones in order.
 
-    `rank` is the sampled token's rank among all tokens, from 1.
+    `rank` is the sampled token's rank among all tokens, from 1. The last `num_asked` are of tokens that were asked for.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     rank: int
+    num_asked: int = 0
 
 
 class PromptScores(msgspec.Struct, array_like=True, gc=False):

@@ -20,6 +20,8 @@ MAX_STOP_STRINGS = 128
 MAX_BAD_WORDS = 128
 # Each is tokenized twice.
 MAX_BAD_WORD_CHARS = 256
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_PATTERN_SIZE = 256
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -31,15 +33,32 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
+class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, array_like=True):
+    """Ends an output whose last tokens are one pattern of min to max_pattern_size tokens, min_count times in a row.
+
+    Raises RequestError. A `max_pattern_size` of 0 detects nothing.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        _integer("repetition_detection", self.max_pattern_size, 0, MAX_PATTERN_SIZE)
+        _integer("repetition_detection", self.min_pattern_size, 0, self.max_pattern_size)
+        _integer("repetition_detection", self.min_count, 2 if self.max_pattern_size else 0, MAX_TOKEN_ID)
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     """Sampling settings of one request.
 
     Raises RequestError naming the field when a value can never be right. `temperature == 0` is greedy.
     `logprobs=k` returns the sampled token's raw log-probability and the k best, `prompt_logprobs=k` the same for each
     token of the prompt but the first; `truncate_prompt_tokens=k` keeps the last k tokens of the prompt, -1 as many as
-    leave room for max_tokens; `seed=None` draws one, which the
-    response reports. `max_tokens=None` means as many as the context length allows. Only `allowed_token_ids` are
-    sampled where they are given, and no token that would complete one of `bad_words`.
+    leave room for max_tokens; `seed=None` draws one, which the response reports. `max_tokens=None` means as many as the
+    context length allows. Only `allowed_token_ids` are sampled where they are given, and no token that would complete
+    one of `bad_words`. `logprob_token_ids` get a log-probability at each position, beside the sampled token and the
+    best ones. `skip_reading_prefix_cache=True` computes the whole prompt.
     """
 
     n: int = 1
@@ -70,6 +89,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     truncate_prompt_tokens: int | None = None
     # vLLM's; advisory: no tokenizer here puts spaces between special tokens.
     spaces_between_special_tokens: bool = True
+    logprob_token_ids: list[int] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         self.stop = _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
@@ -83,6 +105,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
         if self.allowed_token_ids == []:
             raise RequestError("allowed_token_ids is empty: no token could be produced", param="allowed_token_ids")
         self.logit_bias = _logit_bias(self.logit_bias)
+        self.logprob_token_ids = _token_ids("logprob_token_ids", self.logprob_token_ids) or None
+        self.repetition_detection = _repetition_detection(self.repetition_detection)
         self._check_numbers()
         self._check_lengths()
 
@@ -95,6 +119,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     def stop_strings(self) -> list[str]:
         """The stop strings as a list, empty when there are none."""
         return list(self.stop) if isinstance(self.stop, list) else []
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many best tokens have a log-probability at each position; None where no token has."""
+        return 0 if self.logprobs is None and self.logprob_token_ids else self.logprobs
 
     @property
     def num_items(self) -> int:
@@ -138,6 +167,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _integer(name, count, 0, INT64_MAX)
+        if len(self.logprob_token_ids or ()) > MAX_LOGPROB_TOKEN_IDS:
+            raise RequestError(
+                f"logprob_token_ids must hold at most {MAX_LOGPROB_TOKEN_IDS} token ids", param="logprob_token_ids"
+            )
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True", param="stop")
 
@@ -176,6 +209,18 @@ def _token_ids(name: str, value: object) -> list[int] | None:
         for token_id in value:
             _integer(name, token_id, 0, MAX_TOKEN_ID)
     return list(value)
+
+
+def _repetition_detection(value: object) -> RepetitionDetectionParams | None:
+    """`value` checked, whether it is the engine's own form or a JSON object."""
+    if value is None or isinstance(value, RepetitionDetectionParams):
+        return None if value is None else msgspec.structs.replace(value)
+    known = set(RepetitionDetectionParams.__struct_fields__)
+    if not isinstance(value, dict) or not set(value) <= known:
+        raise RequestError(
+            f"repetition_detection must hold {', '.join(sorted(known))} and nothing else", param="repetition_detection"
+        )
+    return RepetitionDetectionParams(**value)
 
 
 def _texts(name: str, value: object, most: int) -> list[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from evensong.sampling.row import Float32
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-def token_logprobs(logits: Float32, token_id: int, count: int) -> TokenLogprobs:
-    """Log-probability of the sampled token and of the `count` best ones of one row of raw logits [vocab_size].
+def token_logprobs(logits: Float32, token_id: int, count: int, asked: Sequence[int] = ()) -> TokenLogprobs:
+    """Log-probability of the sampled token, of the `count` best ones and of those `asked` for.
+
+    `logits` is one raw row [vocab_size].
 
     The sum over the vocabulary has one fixed order: a row of its own, in float64, never split over threads or rows.
     """
@@ -23,7 +26,7 @@ def token_logprobs(logits: Float32, token_id: int, count: int) -> TokenLogprobs:
     with np.errstate(over="ignore"):
         total = float(np.sum(exp(logits - best), dtype=np.float64))
     shift = float(best) + math.log(total)
-    ids = [token_id, *(int(i) for i in best_indices(logits, count) if logits[i] > -np.inf)]
+    ids = [token_id, *(int(i) for i in best_indices(logits, count) if logits[i] > -np.inf), *asked]
     values = [float(np.float32(max(float(logits[i]) - shift, _LOWEST))) for i in ids]
     rank = 1 + int(np.count_nonzero(logits > logits[token_id]))
-    return TokenLogprobs(ids, values, rank)
+    return TokenLogprobs(ids, values, rank, len(asked))

@@ -57,8 +57,9 @@ def _sample_row(raw: Float32, row: SamplingRow) -> Sampled:
     if best is None:
         return Sampled(-1, error=NO_TOKEN)
     token_id = best if params.greedy else _draw(logits, row)
-    logprobs = None if params.logprobs is None else token_logprobs(raw, token_id, params.logprobs)
-    return Sampled(token_id, logprobs)
+    count = params.num_logprobs
+    asked = params.logprob_token_ids or ()
+    return Sampled(token_id, None if count is None else token_logprobs(raw, token_id, count, asked))
 
 
 def _best(logits: Float32) -> int | None:

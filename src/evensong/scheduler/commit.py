@@ -5,10 +5,13 @@ from __future__ import annotations
 from evensong.protocol.errors import ErrorBody
 from evensong.protocol.output import EngineCoreOutput, FinishReason, PromptScores, TokenLogprobs
 from evensong.protocol.step import ModelOutput
+from evensong.scheduler.repetition import repeats
 from evensong.scheduler.request import Request
 
 # The stop_reason of a request whose masks (allowed_token_ids, bad_words, min_tokens) left no token to sample.
 NO_TOKEN_ALLOWED = "no_token_allowed"
+# The stop_reason of a request whose output repeats itself as repetition_detection says.
+REPETITION_DETECTED = "repetition_detected"
 
 
 def commit_tokens(
@@ -17,7 +20,7 @@ def commit_tokens(
     """Appends tokens up to the one that ends the request; later ones are dropped. The status is left to the caller."""
     kept = 0
     reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     for token_id in token_ids:
         request.token_ids.append(token_id)
         kept += 1
@@ -40,8 +43,8 @@ def commit_tokens(
     )
 
 
-def stop_check(request: Request, token_id: int, max_model_len: int) -> tuple[FinishReason | None, int | None]:
-    """Whether `token_id`, the request's newest token, ends it, and the stop token id that the API reports."""
+def stop_check(request: Request, token_id: int, max_model_len: int) -> tuple[FinishReason | None, int | str | None]:
+    """Whether `token_id`, the request's newest token, ends it, and the stop_reason that the API reports."""
     params = request.source.params
     num_output_tokens = request.num_output_tokens
     if num_output_tokens >= params.min_tokens:
@@ -49,6 +52,9 @@ def stop_check(request: Request, token_id: int, max_model_len: int) -> tuple[Fin
             return FinishReason.STOP, None
         if token_id in request.stop_ids:
             return FinishReason.STOP, token_id
+        repetition = params.repetition_detection
+        if repetition is not None and repeats(request.token_ids, num_output_tokens, repetition):
+            return FinishReason.STOP, REPETITION_DETECTED
     if params.max_tokens is not None and num_output_tokens >= params.max_tokens:
         return FinishReason.LENGTH, None
     if request.num_tokens >= max_model_len:

@@ -91,6 +91,8 @@ class Request:
 
         None while log-probabilities of its prompt are owed: only computing the prompt gives them.
         """
+        if self.source.params.skip_reading_prefix_cache:
+            return ()
         wanted = 0 if self.source.params.prompt_logprobs is None else self.num_prompt_tokens - 1
         return self.block_hashes if self.num_prompt_logprobs_sent >= wanted else ()
 

@@ -245,7 +245,7 @@ class FakeExecutor(Executor):
             token_id = self.next_token(slot.token_ids)
             slot.token_ids.append(token_id)
             sampled.append([token_id])
-            wanted = slot.params.logprobs is not None
+            wanted = slot.params.num_logprobs is not None
             logprobs.append([TokenLogprobs([token_id, token_id], [-0.5, -0.5], 1)] if wanted else None)
         scores, self._scores = self._scores, {}
         return ModelOutput(list(plan.sampling_request_ids), sampled, logprobs, prompt_scores=scores)

@@ -45,3 +45,11 @@ def test_values_are_plain_numbers_of_float32_precision() -> None:
     result = token_logprobs(np.array([0.3, 0.1], dtype=np.float32), 1, 2)
     assert all(type(value) is float and value == float(np.float32(value)) for value in result.logprobs)
     assert all(type(token_id) is int for token_id in result.token_ids)
+
+
+def test_tokens_that_were_asked_for_come_last() -> None:
+    logits = np.array([0.0, 3.0, 1.0, -np.inf, 2.0], dtype=np.float32)
+    result = token_logprobs(logits, 4, 1, asked=[2, 3])
+    assert (result.token_ids, result.num_asked, result.rank) == ([4, 1, 2, 3], 2, 2)
+    assert result.logprobs[:3] == token_logprobs(logits, 4, 3).logprobs[:2] + [token_logprobs(logits, 2, 0).logprobs[0]]
+    assert result.logprobs[3] < -1e38

@@ -36,10 +36,11 @@ class PromptLogprobState:
 
 
 def to_logprobs(position: TokenLogprobs, texts: TokenTexts) -> dict[int, Logprob]:
-    """The sampled token first, with its true rank, then the best ones in order."""
+    """The sampled token first, with its true rank, then the best ones in order, then those that were asked for."""
     sampled = position.token_ids[0]
     entries = {sampled: Logprob(position.logprobs[0], position.rank, texts.text_of(sampled))}
+    num_best = len(position.token_ids) - 1 - position.num_asked
     for rank, (token_id, logprob) in enumerate(zip(position.token_ids[1:], position.logprobs[1:], strict=True), 1):
-        if token_id != sampled:
-            entries[token_id] = Logprob(logprob, rank, texts.text_of(token_id))
+        if token_id not in entries:
+            entries[token_id] = Logprob(logprob, rank if rank <= num_best else None, texts.text_of(token_id))
     return entries

@@ -19,7 +19,7 @@ class ChoiceState:
         self.request = request
         self.text = ""
         self.token_ids: list[int] = []
-        self.logprobs: SampleLogprobs | None = None if params.logprobs is None else []
+        self.logprobs: SampleLogprobs | None = None if params.num_logprobs is None else []
         self.cumulative_logprob = 0.0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None

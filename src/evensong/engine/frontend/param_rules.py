@@ -35,6 +35,7 @@ class ParamRules:
                 raise RequestError(f"{name} must be at most {self._max_logprobs}, got {count}", param=name)
         self.check_token_ids(params.stop_token_ids or [], "stop_token_ids")
         self.check_token_ids(list(params.logit_bias or ()), "logit_bias")
+        self.check_token_ids(params.logprob_token_ids or [], "logprob_token_ids")
         if params.allowed_token_ids is not None:
             self.check_token_ids(params.allowed_token_ids, "allowed_token_ids")
             params.allowed_token_ids = sorted(set(params.allowed_token_ids))

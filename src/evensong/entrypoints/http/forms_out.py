@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -87,7 +88,7 @@ def chat_logprobs(logprobs: SampleLogprobs | None, num_top: int, names: TokenNam
     content = []
     for position in logprobs:
         (token_id, sampled), *_ = position.items()
-        best = sorted(position.items(), key=lambda item: item[1].rank or 0)
+        best = sorted(position.items(), key=lambda item: item[1].rank or math.inf)
         entry = _chat_entry(token_id, sampled.logprob, names)
         entry["top_logprobs"] = [_chat_entry(i, item.logprob, names) for i, item in best if (item.rank or 0) <= num_top]
         content.append(entry)
@@ -129,7 +130,7 @@ def completion_logprobs(
         ],
         "top_logprobs": [
             {names.name_of(i): _finite(item.logprob) for i, item in _shown(position, num_top)}
-            if position is not None and num_top
+            if position is not None and (num_top or len(position) > 1)
             else None
             for position in logprobs
         ],

@@ -77,6 +77,8 @@ SAMPLING_FIELDS = (
     "skip_special_tokens",
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
+    "logprob_token_ids",
+    "repetition_detection",
 )
 
 
@@ -133,6 +135,8 @@ class GenerationForm(Form):
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
     prompt_logprobs: int | None = None
+    logprob_token_ids: Items[int] | None = None
+    repetition_detection: dict[str, int] | None = None
     cache_salt: str | None = None
     priority: int | None = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
     timeout: Number | None = None
@@ -163,6 +167,8 @@ class GenerationForm(Form):
 
         `resolved` are those that each route reads in its own way. Raises RequestError naming a field that cannot be.
         """
+        if self.logprob_token_ids and resolved.get("logprobs") is None:
+            raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(**{**defaults, **given, **resolved}, output_kind=kind)
