@@ -38,6 +38,11 @@ class Stream:
         self._thread = threading.Thread(target=self._read, args=(base, body), daemon=True)
         self._thread.start()
 
+    @property
+    def running(self) -> bool:
+        """False once its last token is here."""
+        return self._thread.is_alive()
+
     def join(self) -> str:
         """The whole text."""
         self._thread.join()
@@ -94,7 +99,7 @@ class Bench:
             times.append(self.first_token(priority))
         # The last to come is the first to be displaced; it must have gone on since.
         had = len(streams[-1].text)
-        while len(streams[-1].text) < had + 40 and wait:
+        while len(streams[-1].text) < had + 40 and wait and streams[-1].running:
             time.sleep(0.05)
         texts = [stream.stop() for stream in streams]
         alone = Stream(self.base, {**bodies[-1], "max_tokens": 48}).join()
