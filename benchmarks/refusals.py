@@ -66,6 +66,10 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
+    try:
+        httpx.get(f"{options.url}/health")
+    except httpx.TransportError as error:
+        raise SystemExit(f"no server answers at {options.url}: {error}") from error
     report: dict[str, list[list[int]]] = {}
     for name, (path, form) in cases().items():
         body = json.dumps(form).encode()
