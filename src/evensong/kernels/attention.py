@@ -189,13 +189,13 @@ def prove_attention(group: int, head_dim: int, dtype: torch.dtype) -> AttentionP
     for tiles, exactness in ((fused_tiles, dtype), (fused_tiles, torch.float32), (plain_tiles, torch.float32)):
         for multiple in (4, 8, 16):
             plan = AttentionPlan(-(-group // multiple) * multiple, tiles, exactness)
-            result = _same_bits(plan, group, head_dim) if plan.single_rows < SEGMENT_TOKENS * group else b""
+            result = _trial_bits(plan, group, head_dim) if plan.single_rows < SEGMENT_TOKENS * group else b""
             if result:
                 return replace(plan, result=result)
     return AttentionPlan(SEGMENT_TOKENS * group, plain_tiles)
 
 
-def _same_bits(plan: AttentionPlan, group: int, head_dim: int) -> bytes:
+def _trial_bits(plan: AttentionPlan, group: int, head_dim: int) -> bytes:
     """The bits of trial tiles, if the plan's short rows give, one by one and all at once, what full segments give."""
     given = b""
     rows, tiles = plan.single_rows, plan.tiles
