@@ -6,7 +6,6 @@ No torch and no HTTP framework here. Only this process answers Ctrl-C and SIGTER
 from __future__ import annotations
 
 import dataclasses
-import os
 import queue
 import shlex
 import shutil
@@ -23,6 +22,7 @@ from setproctitle import setproctitle
 from evensong.config.sections import EngineConfig, ServerConfig
 from evensong.engine.launch import Launch
 from evensong.engine.launch_table import HTTP, LAUNCHER_TITLE, LIMITS, PROCESS_TABLE, Limits, ProcessRow
+from evensong.entrypoints.cli.keys import API_KEY_VARIABLE, keys_in_environment
 from evensong.protocol.errors import ConfigError, EvensongError
 from evensong.protocol.handshake import FETCHING, LOADING, STARTED, Membership
 from evensong.protocol.kv_spec import Resources
@@ -38,7 +38,6 @@ DRAINED, FAILURE, USAGE, FORCED = 0, 1, 2, 130
 # How long clients can still read the cause from /health after the core died.
 LAST_WORDS_SECONDS = 3.0
 POLL_SECONDS = 0.05
-API_KEY_VARIABLE = "EVENSONG_API_KEY"
 
 
 class Interrupted(BaseException):
@@ -237,8 +236,7 @@ def serve(config: EngineConfig, server: ServerConfig) -> int:
     logs = config.observability
     configure_logging(logs.log_level, "launcher", logs.log_format)
     if not server.api_key:
-        keys = tuple(key.strip() for key in os.environ.get(API_KEY_VARIABLE, "").split(","))
-        server = dataclasses.replace(server, api_key=tuple(key for key in keys if key))
+        server = dataclasses.replace(server, api_key=keys_in_environment())
     try:
         # Made again where it is used; here a mistake is found before anything starts.
         server_context(server.ssl_certfile, server.ssl_keyfile, server.ssl_ca_certs, server.ssl_cert_reqs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 
 from evensong.entrypoints.cli.flags import Parser
+from evensong.entrypoints.cli.keys import keys_in_environment
 from evensong.entrypoints.llm import LLM
 from evensong.protocol.errors import EngineStartError, RequestError
 from evensong.protocol.sampling_params import RequestOutputKind, SamplingParams
@@ -154,7 +154,7 @@ def open_source(options: argparse.Namespace) -> Source:
     SamplingParams(**{"max_tokens": None, **given})  # checked before anything starts
     if options.model is not None:
         return OwnSource(options.model, given)
-    key = getattr(options, "api_key", None) or os.environ.get("EVENSONG_API_KEY", "").split(",")[0]
+    key = getattr(options, "api_key", None) or next(iter(keys_in_environment()), None)
     return ServerSource(options.url, key, given)
 
 

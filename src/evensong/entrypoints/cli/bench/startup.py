@@ -23,6 +23,7 @@ from evensong.entrypoints.cli.bench.latency import percentiles
 from evensong.entrypoints.cli.bench.offline import add_engine_flags, engine_settings
 from evensong.entrypoints.cli.bench.report import show
 from evensong.entrypoints.cli.flags import Parser
+from evensong.entrypoints.cli.keys import keys_in_environment
 from evensong.protocol.errors import ConfigError, EngineStartError
 from evensong.sources.resolve import resolve_model
 
@@ -84,7 +85,7 @@ def one_start(model: str, flags: Sequence[str] = ()) -> dict[str, float]:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         # A key that the environment sets is the server's too.
-        key = os.environ.get("EVENSONG_API_KEY")
+        key = next(iter(keys_in_environment()), None)
         with httpx.Client(timeout=60, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:
             _wait_for(f"{base}/health", client, server)
             health = time.perf_counter() - start

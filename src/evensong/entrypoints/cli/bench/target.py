@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from evensong.entrypoints.cli.bench.units import WORDS, Units, single_tokens
+from evensong.entrypoints.cli.keys import API_KEY_VARIABLE, keys_in_environment
 from evensong.protocol.errors import ConfigError, EngineStartError
 from evensong.sources.resolve import resolve_model
 from evensong.sources.tokenizer import load_tokenizer
@@ -17,7 +18,7 @@ from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-KEY_VARIABLES = ("EVENSONG_API_KEY", "OPENAI_API_KEY")
+KEY_VARIABLES = (API_KEY_VARIABLE, "OPENAI_API_KEY")
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.2
 
@@ -123,7 +124,7 @@ class Target:
 
 def key_header() -> dict[str, str]:
     """The Authorization header for the key in the environment, if there is one."""
-    key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    key = next(iter(keys_in_environment()), None) or os.environ.get("OPENAI_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
