@@ -11,7 +11,7 @@ a second time.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from evensong.kvcache.block_pool import BlockPool
 from evensong.kvcache.hashing import extend_hashes, root_hash
@@ -119,7 +119,7 @@ class KVCacheManager:
         assert request_id not in self.tables
         num_hit = len(hit) // self.num_groups
         missing = self.layout.blocks_for(num_tokens) * self.num_groups - len(hit)
-        revived = [self._num_free_in(hit[group :: self.num_groups]) for group in range(self.num_groups)]
+        revived = self._revived(hit, {})
         rest = self.layout.blocks_for(max(num_tokens, room_for)) - num_hit
         if max(missing + sum(revived), self._room(rest, revived)) > self.pool.num_free:
             return False
@@ -140,14 +140,9 @@ class KVCacheManager:
         """Whether `start` had room for `num_tokens` tokens once the requests `without` gave up their tables."""
         tables = (self.tables[request_id] for request_id in without)
         held = Counter(block for table in tables for block in table if block != NULL_BLOCK)
-        refs, num_groups = self.pool.ref_counts, self.num_groups
-        num_freed = sum(refs[block] == count for block, count in held.items())
-        revived = [
-            sum(1 for block in hit[group::num_groups] if block != NULL_BLOCK and refs[block] == held[block])
-            for group in range(num_groups)
-        ]
-        rest = self.layout.blocks_for(num_tokens) - len(hit) // num_groups
-        return self._room(rest, revived) <= self.pool.num_free + num_freed
+        num_freed = sum(self.pool.ref_counts[block] == count for block, count in held.items())
+        rest = self.layout.blocks_for(num_tokens) - len(hit) // self.num_groups
+        return self._room(rest, self._revived(hit, held)) <= self.pool.num_free + num_freed
 
     def grow(self, request_id: str, num_tokens: int) -> list[int] | None:
         """New blocks so that the table covers `num_tokens`; None when there are not enough."""
@@ -245,9 +240,20 @@ class KVCacheManager:
                     missing = index
         return missing
 
-    def _num_free_in(self, blocks: Sequence[int]) -> int:
-        """How many of a hit's blocks nobody holds, so that sharing them takes them off the free list."""
-        return sum(1 for block in blocks if block != NULL_BLOCK and self.pool.ref_counts[block] == 0)
+    def _revived(self, hit: Sequence[int], held: Mapping[int, int]) -> list[int]:
+        """By group, how many of a hit's blocks sharing would take off the free list: nobody holds them.
+
+        `held`: by block, how many of its holders are taken as gone.
+        """
+        refs = self.pool.ref_counts
+        return [
+            sum(
+                1
+                for block in hit[group :: self.num_groups]
+                if block != NULL_BLOCK and refs[block] == held.get(block, 0)
+            )
+            for group in range(self.num_groups)
+        ]
 
     def _room(self, rest: int, revived: Sequence[int]) -> int:
         """Free blocks that a request takes, at most at once, for `rest` blocks after a hit.

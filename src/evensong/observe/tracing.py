@@ -7,7 +7,6 @@ never text. Nothing of OpenTelemetry is imported where no collector is named.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from evensong.protocol.request_output import RequestMetrics
 from evensong.protocol.sampling_params import SamplingParams
+from evensong.utils.threads import run_in_time
 
 # Headers of the HTTP request that is being handled: `traceparent` and `tracestate` of W3C Trace Context.
 INCOMING: ContextVar[Mapping[str, str] | None] = ContextVar("trace headers", default=None)
@@ -127,9 +127,7 @@ class OtlpTracer:
 
     def close(self) -> None:
         """Sends what is left, within a bound: the library's own end would wait for a collector that is gone."""
-        last = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
-        last.start()
-        last.join(FLUSH_SECONDS)
+        run_in_time(self._provider.shutdown, FLUSH_SECONDS, "last spans")
 
     def _attributes(self, ended: Ended, end: float) -> dict[str, Any]:
         params, times = ended.params, ended.metrics

@@ -31,13 +31,14 @@ class Arg(msgspec.Struct, frozen=True):
 class Route(msgspec.Struct, frozen=True):
     """How a verb is reached over HTTP. Arguments come in the query, or as a JSON object where `body` is set.
 
-    The answer is `{key: result}`; where `done` is set it is `{key: done}`.
+    The answer is `{key: result}`, where `kind` is the result's JSON type; where `done` is set it is `{key: done}`.
     """
 
     method: Literal["GET", "POST"]
     key: str
     done: str = ""
     body: bool = False
+    kind: Literal["boolean", "array"] = "boolean"
 
 
 class Verb(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ VERBS: dict[str, Verb] = {
             "collective_rpc",
             (Arg("method", WorkerMethod), _TIMEOUT, Arg("args", list[Any] | None, None)),
             "Calls a worker method by name on every rank.",
-            Route("POST", "results", body=True),
+            Route("POST", "results", body=True, kind="array"),
         ),
         Verb(
             "start_profile",
@@ -118,9 +119,14 @@ VERBS: dict[str, Verb] = {
             "stop_profile",
             (),
             "Stops the profiler; the traces are written to --torch-profiler-dir, and named in the answer.",
-            Route("POST", "traces"),
+            Route("POST", "traces", kind="array"),
         ),
-        Verb("get_supported_tasks", (), "What the loaded model can do, e.g. generate.", Route("GET", "tasks")),
+        Verb(
+            "get_supported_tasks",
+            (),
+            "What the loaded model can do, e.g. generate.",
+            Route("GET", "tasks", kind="array"),
+        ),
         Verb("is_scheduler_empty", (), "True when no request waits or runs.", Route("GET", "is_scheduler_empty")),
     )
 }

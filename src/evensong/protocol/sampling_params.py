@@ -11,6 +11,7 @@ from enum import IntEnum
 import msgspec
 
 from evensong.protocol.errors import RequestError
+from evensong.protocol.text import has_lone_surrogate
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 # Divided by less than this, any two logits that differ lie further apart than noise reaches: only exact ties, which
@@ -234,7 +235,7 @@ def _texts(name: str, value: object, most: int) -> list[str] | None:
     for item in value:
         if not item:
             raise RequestError(f"{name} must not hold an empty string", param=name)
-        if not item.isascii() and any("\ud800" <= c <= "\udfff" for c in item):
+        if has_lone_surrogate(item):
             raise RequestError(f"{name} holds a lone surrogate, which no text can contain", param=name)
     return list(value) or None
 

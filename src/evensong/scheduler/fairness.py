@@ -181,4 +181,4 @@ class FairShare(Policy):
 
 
 def _input_cost(request: Request) -> float:
-    return 0.0 if request.first_cached_tokens is not None else INPUT_COST * request.num_prompt_tokens
+    return 0.0 if request.begun else INPUT_COST * request.num_prompt_tokens

@@ -320,7 +320,7 @@ class Scheduler:
         request.rank.urgency = self.waiting.start(request)
         self.running.append(request)
         self._pace.started(bool(self.waiting))
-        if request.first_cached_tokens is None and self.kv_cache.enable_prefix_caching:
+        if not request.begun and self.kv_cache.enable_prefix_caching:
             self._stats.prefix_cache_queries += request.num_tokens
             self._stats.prefix_cache_hits += num_cached
         request.run(num_cached, self._step_id + 1)

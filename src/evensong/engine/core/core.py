@@ -130,8 +130,7 @@ class EngineCore:
         forward.result()
         sampled = output.result()
         for more in (self.process_aborts(), self.scheduler.update_from_output(plan, sampled)):
-            for client_index, new in more.items():
-                outputs.setdefault(client_index, []).extend(new)
+            _merge(outputs, more)
         if self.check_each_step:
             self.scheduler.check_kv_cache()
         self.current_plan = None
@@ -151,15 +150,13 @@ class EngineCore:
                 request_ids = self.aborts.get_nowait()
             except Empty:
                 return outputs
-            for client_index, last in self.finish_requests(request_ids, FinishReason.ABORT).items():
-                outputs.setdefault(client_index, []).extend(last)
+            _merge(outputs, self.finish_requests(request_ids, FinishReason.ABORT))
 
     def end_overdue(self) -> Outputs:
         """Ends the requests whose time is over."""
         outputs: Outputs = {}
         for request_id, reason in self.deadlines.overdue():
-            for client_index, last in self.scheduler.finish_requests([request_id], FinishReason.ABORT, reason).items():
-                outputs.setdefault(client_index, []).extend(last)
+            _merge(outputs, self.scheduler.finish_requests([request_id], FinishReason.ABORT, reason))
         return outputs
 
     def shutdown(self) -> None:
@@ -190,6 +187,11 @@ class EngineCore:
             use_priorities=config.scheduler.scheduling_policy == "priority",
         )
         return Scheduler(limits, kv_cache, policy=_make_policy(config))
+
+
+def _merge(outputs: Outputs, more: Outputs) -> None:
+    for client_index, new in more.items():
+        outputs.setdefault(client_index, []).extend(new)
 
 
 def _make_policy(config: EngineConfig) -> Policy:

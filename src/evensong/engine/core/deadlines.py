@@ -57,8 +57,7 @@ class Deadlines:
         over: dict[str, str] = {}
         while self._heap and self._heap[0][0] <= now:
             _, _, request, reason = heapq.heappop(self._heap)
-            begun = request.first_cached_tokens is not None
-            if request.status is not RequestStatus.FINISHED and not (begun and reason == QUEUE_TIMEOUT):
+            if request.status is not RequestStatus.FINISHED and not (request.begun and reason == QUEUE_TIMEOUT):
                 over.setdefault(request.request_id, reason)
         return list(over.items())
 

@@ -19,6 +19,7 @@ from evensong.protocol.handshake import Bootstrap, Hello
 from evensong.protocol.wire import BadMessage, MessageType, Stamp
 from evensong.utils.lifeline import read_orders, watch
 from evensong.utils.logging import get_logger
+from evensong.utils.threads import run_in_time
 
 logger = get_logger(__name__)
 
@@ -96,10 +97,3 @@ def end_context(context: zmq.Context[Any], seconds: float = 2 * LINGER_MS / 1000
     A process that exits before that takes its last words with it.
     """
     run_in_time(context.term, seconds, "last-words")
-
-
-def run_in_time(call: Callable[[], object], seconds: float, name: str) -> None:
-    """Runs `call` in a thread called `name`, and waits for it at most `seconds`: what hangs must not keep a process."""
-    thread = threading.Thread(target=call, name=name, daemon=True)
-    thread.start()
-    thread.join(timeout=seconds)

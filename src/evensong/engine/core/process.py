@@ -15,7 +15,7 @@ from setproctitle import setproctitle
 
 from evensong.config.sections import EngineConfig
 from evensong.engine.core.core import EngineCore
-from evensong.engine.core.handshake import ChildHandshake, begin_child, end_context, run_in_time
+from evensong.engine.core.handshake import ChildHandshake, begin_child, end_context
 from evensong.engine.core.inbox import Failure, Inbox, Shutdown
 from evensong.engine.core.io_threads import InputThread, OutputThread
 from evensong.engine.core.loop import CoreLoop
@@ -28,6 +28,7 @@ from evensong.protocol.wire import MessageType, Stamp
 from evensong.utils.lifeline import PARENT_GONE
 from evensong.utils.logging import configure_logging, get_logger
 from evensong.utils.progress import ProgressPage
+from evensong.utils.threads import run_in_time
 
 logger = get_logger(__name__)
 

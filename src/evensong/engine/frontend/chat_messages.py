@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evensong.protocol.errors import RequestError
+from evensong.protocol.text import has_lone_surrogate
 
 MAX_MESSAGES = 4096
 
@@ -43,7 +44,7 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
         if text is not None and not isinstance(text, str):
             raise RequestError(f"{where}.{key} must be a string", param=f"{where}.{key}")
     for text in (role, content, name or "", call_id or ""):
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        if has_lone_surrogate(text):
             raise RequestError(f"{where} holds a lone surrogate, which no UTF-8 can hold", param=where)
     for feature in ("tool_calls", "function_call", "audio"):
         if message.get(feature):

@@ -18,6 +18,7 @@ from evensong.protocol.kv_spec import Resources
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.tenants import tenant_id
+from evensong.protocol.text import has_lone_surrogate
 from evensong.sources.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -199,7 +200,7 @@ def check_text(value: object, field: str) -> None:
     """Raises RequestError for what is not text, or holds a lone surrogate, which no message can carry."""
     if not isinstance(value, str):
         raise RequestError(f"{field} must be text, got {value!r:.60}", param=field)
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+    if has_lone_surrogate(value):
         raise RequestError(f"{field} holds a lone surrogate, which UTF-8 cannot hold", param=field)
 
 

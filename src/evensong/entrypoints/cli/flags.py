@@ -13,6 +13,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from evensong.config.sections import ENGINE_SECTIONS
+
 USAGE = 2
 
 
@@ -87,6 +89,20 @@ def section_values(namespace: argparse.Namespace, section: type) -> dict[str, An
     """The values of one section's flags, by field name."""
     values: Mapping[str, Any] = vars(namespace)
     return {f.name: values[f.name] for f in dataclasses.fields(section) if f.name in values}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every section of the engine, but for the model, which each command takes in its own way."""
+    for section in ENGINE_SECTIONS.values():
+        add_section_flags(parser, section, skip=("model",))
+
+
+def engine_values(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The engine's settings, the model with them, as `resolve` and EngineArgs take them."""
+    values: dict[str, Any] = {}
+    for section in ENGINE_SECTIONS.values():
+        values |= section_values(namespace, section)
+    return values
 
 
 def _read_list(text: str) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ import msgspec
 from tqdm import tqdm
 
 from evensong.config.resolve import EngineArgs, resolve
-from evensong.config.sections import ENGINE_SECTIONS, ServerConfig
+from evensong.config.sections import ServerConfig
 from evensong.engine.async_llm import AsyncLLM
-from evensong.entrypoints.cli.flags import Parser, add_section_flags, section_values
+from evensong.entrypoints.cli.flags import Parser, add_engine_flags, engine_values
 from evensong.entrypoints.http.app import create_app
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import ConfigError
@@ -173,17 +173,14 @@ def make_parser() -> Parser:
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers; replaced if it is there")
     parser.add_argument("--resume", action="store_true", help="keep the output's answers and do what is missing")
     parser.add_argument("--model", default="demo", help="a folder, a .gguf file, a name on the hub, or demo")
-    for section in ENGINE_SECTIONS.values():
-        add_section_flags(parser, section, skip=("model",))
+    add_engine_flags(parser)
     return parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Answers the batch. Raises ConfigError for files that cannot be used, before anything starts."""
     options = make_parser().parse_args(list(arguments))
-    settings: dict[str, Any] = {"model": options.model}
-    for section in ENGINE_SECTIONS.values():
-        settings |= section_values(options, section)
+    settings = engine_values(options)
     resolve(settings)
     source, target = _local(options.input_file), _local(options.output_file)
     try:

@@ -113,7 +113,7 @@ def _add_verb(app: FastAPI, state: ServerState, verb: Verb) -> None:
         summary=verb.name.replace("_", " "),
         description=verb.doc,
         tags=["control"],
-        **describe(form, object_of(**{route.key: _kind_of(verb)})),
+        **describe(form, object_of(**{route.key: "string" if route.done else route.kind})),
     )
 
 
@@ -149,13 +149,6 @@ def _from_query(form: type[BaseModel], verb: Verb, request: Request) -> BaseMode
         return form.model_validate(values)
     except ValidationError as error:
         raise refusal(error) from error
-
-
-def _kind_of(verb: Verb) -> str:
-    assert verb.route is not None
-    if verb.route.done:
-        return "string"
-    return "array" if verb.route.key in ("results", "traces", "tasks") else "boolean"
 
 
 async def _abort(engine: AsyncLLM, given: list[str]) -> int:

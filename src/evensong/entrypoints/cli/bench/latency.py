@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from evensong.entrypoints.cli.bench.offline import (
     PERCENTILES,
-    add_engine_flags,
+    add_offline_flags,
     check_positive,
     engine_settings,
     random_ids,
@@ -35,7 +35,7 @@ def make_parser() -> Parser:
     parser.add_argument("--n", type=int, default=1, help="outputs of each prompt")
     parser.add_argument("--num-iters-warmup", type=int, default=10, help="batches before, which do not count")
     parser.add_argument("--num-iters", type=int, default=30, help="batches that count")
-    add_engine_flags(parser)
+    add_offline_flags(parser)
     set_batch_defaults(parser)
     # The batch is the same every time: from the second on the cache would hold its prompts.
     parser.set_defaults(enable_prefix_caching=False)

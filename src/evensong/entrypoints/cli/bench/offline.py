@@ -6,9 +6,8 @@ import argparse
 from typing import Any
 
 from evensong.config.resolve import resolve
-from evensong.config.sections import ENGINE_SECTIONS
 from evensong.entrypoints.cli.bench.units import Units
-from evensong.entrypoints.cli.flags import Parser, add_section_flags, section_values
+from evensong.entrypoints.cli.flags import Parser, add_engine_flags, engine_values
 from evensong.entrypoints.llm import BATCH_STEP_SECONDS, LLM, UNLIMITED_QUEUE
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.sampling_params import SamplingParams
@@ -16,12 +15,11 @@ from evensong.protocol.sampling_params import SamplingParams
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
-def add_engine_flags(parser: Parser) -> None:
+def add_offline_flags(parser: Parser) -> None:
     """--model, --output-json and the engine's sections."""
     parser.add_argument("--model", default="demo", help="a folder, a .gguf file, a name on the hub, or demo")
     parser.add_argument("--output-json", default=None, metavar="FILE", help="write the figures to this file as well")
-    for section in ENGINE_SECTIONS.values():
-        add_section_flags(parser, section, skip=("model",))
+    add_engine_flags(parser)
 
 
 def set_batch_defaults(parser: Parser) -> None:
@@ -31,9 +29,7 @@ def set_batch_defaults(parser: Parser) -> None:
 
 def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The engine's settings, checked. Raises ConfigError. Gives `options` a seed where it has none."""
-    settings: dict[str, Any] = {"model": options.model}
-    for section in ENGINE_SECTIONS.values():
-        settings |= section_values(options, section)
+    settings = engine_values(options)
     resolve(settings)
     options.seed = settings.get("seed") or 0
     return settings

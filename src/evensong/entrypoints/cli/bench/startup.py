@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from evensong.entrypoints.cli.bench.latency import percentiles
-from evensong.entrypoints.cli.bench.offline import add_engine_flags, engine_settings
+from evensong.entrypoints.cli.bench.offline import add_offline_flags, engine_settings
 from evensong.entrypoints.cli.bench.report import show
 from evensong.entrypoints.cli.flags import Parser
 from evensong.entrypoints.cli.keys import keys_in_environment
@@ -38,7 +38,7 @@ def make_parser() -> Parser:
     parser.add_argument("--num-iters-cold", type=int, default=3, help="starts with the model's file not in memory")
     parser.add_argument("--num-iters-warmup", type=int, default=1, help="starts between, which do not count")
     parser.add_argument("--num-iters-warm", type=int, default=3, help="starts with the model's file in memory")
-    add_engine_flags(parser)
+    add_offline_flags(parser)
     return parser
 
 

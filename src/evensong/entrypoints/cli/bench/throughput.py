@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from evensong.entrypoints.cli.bench.datasets import add_dataset_flags, check_dataset_flags, load_samples
 from evensong.entrypoints.cli.bench.offline import (
-    add_engine_flags,
+    add_offline_flags,
     engine_settings,
     random_ids,
     set_batch_defaults,
@@ -24,7 +24,7 @@ def make_parser() -> Parser:
     """vLLM's flags for its throughput benchmark, and the engine's."""
     parser = Parser(prog="evensong bench throughput", description="Offline throughput of LLM.generate.")
     add_dataset_flags(parser, num_prompts=32, input_len=128, output_len=128)
-    add_engine_flags(parser)
+    add_offline_flags(parser)
     set_batch_defaults(parser)
     return parser
 
