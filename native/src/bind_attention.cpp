@@ -1,0 +1,7 @@
+#include "bindings.h"
+
+namespace evensong {
+
+void bind_attention(nanobind::module_&) {}
+
+}  // namespace evensong

@@ -1,0 +1,45 @@
+// Types and checks that every file of the extension shares. Free of instruction sets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace evensong {
+
+using bf16 = std::uint16_t;  // the upper half of a float's bits
+
+enum class DType : std::uint8_t { f32, bf16 };
+
+inline std::size_t size_of(DType type) { return type == DType::f32 ? 4 : 2; }
+
+// Raises std::invalid_argument, which Python sees as ValueError.
+inline void check(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Memory in whole pages, zero and untouched at first; large ones in huge pages where the system has them.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(std::size_t bytes);
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  char* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  char* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace evensong

@@ -1,0 +1,16 @@
+// The Python module evensong._native.
+#include "bindings.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, m) {
+  m.attr("BUILD") = EVENSONG_BUILD;
+  m.def("supported_isas", [] {
+    int count = 0;
+    const char* const* names = evensong::supported_isas(&count);
+    return std::vector<std::string>(names, names + count);
+  });
+  evensong::bind_linear(m);
+  evensong::bind_attention(m);
+  evensong::bind_sampling(m);
+}
