@@ -142,6 +142,8 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t size, void* out, DType type);
   // x += rms_norm(y)
   void (*add_rms_norm)(float* x, const float* y, const float* weight, float eps, std::int64_t size);
+  // A row of `size` floats rounded to bfloat16.
+  void (*convert)(const float* x, std::int64_t size, bf16* out);
   // One row at `position`, whose keys and values go to cache row `slot`.
   void (*rope)(const RopeArgs& args, std::int64_t row, std::int64_t position, std::int64_t slot);
 

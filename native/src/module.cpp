@@ -13,4 +13,5 @@ NB_MODULE(_native, m) {
   evensong::bind_linear(m);
   evensong::bind_attention(m);
   evensong::bind_sampling(m);
+  evensong::bind_program(m);
 }

@@ -16,6 +16,7 @@ void linear(const LinearArgs& args, std::int64_t first_panel, std::int64_t last_
 // rows.cpp
 void rms_norm(const float* x, const float* weight, float eps, std::int64_t size, void* out, DType type);
 void add_rms_norm(float* x, const float* y, const float* weight, float eps, std::int64_t size);
+void convert(const float* x, std::int64_t size, bf16* out);
 void rope(const RopeArgs& args, std::int64_t row, std::int64_t position, std::int64_t slot);
 
 // attention.cpp

@@ -1,0 +1,298 @@
+// Programs and the engine, as Python sees them. Everything is checked here or in the segments' makers; a step is checked
+// when it is submitted.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "bindings.h"
+#include "engine.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace evensong {
+
+namespace {
+
+using Floats = Array<const float>;
+using Bytes = Array<const std::uint8_t>;
+
+DType dtype_named(const std::string& name) {
+  if (name == "float32") return DType::f32;
+  check(name == "bfloat16", "the dtype of a buffer is float32 or bfloat16");
+  return DType::bf16;
+}
+
+Epilogue epilogue_named(const std::string& name) {
+  if (name == "store") return Epilogue::store;
+  if (name == "add") return Epilogue::add;
+  if (name == "silu") return Epilogue::silu;
+  check(name == "gelu_tanh", "the epilogue is store, add, silu or gelu_tanh");
+  return Epilogue::gelu_tanh;
+}
+
+// Keeps a Python object for as long as the program lives, whichever thread lets go of it.
+void hold(Program& program, nb::handle object) {
+  auto* kept = new nb::object(nb::borrow(object));
+  program.hold(std::shared_ptr<void>(kept, [](void* owner) {
+    nb::gil_scoped_acquire gil;
+    delete static_cast<nb::object*>(owner);
+  }));
+}
+
+// A packed weight in memory that it keeps.
+struct Weight {
+  PackedMatrix matrix;
+  std::string isa;
+  nb::object owner;
+};
+
+Weight make_weight(Bytes data, std::int64_t rows, std::int64_t cols, const std::string& dtype, const std::string& isa) {
+  const Kernels& kernels = kernels_for(isa);
+  const DType type = dtype_named(dtype);
+  check(rows > 0 && cols > 0 && rows < (std::int64_t{1} << 40) && cols < (std::int64_t{1} << 31), "a weight of no size");
+  const std::int64_t elements = round_up(rows, kernels.panel) * round_up(cols, 2);
+  check(static_cast<std::int64_t>(data.size()) == elements * static_cast<std::int64_t>(size_of(type)),
+        "a packed weight has another size than its shape says");
+  check(reinterpret_cast<std::uintptr_t>(data.data()) % 64 == 0, "a packed weight is not aligned to 64 bytes");
+  return {{data.data(), type, rows, cols}, isa, nb::cast(data)};
+}
+
+const PackedMatrix& matrix_for(Program& program, const Weight& weight) {
+  check(weight.isa == program.kernels().name, "a weight was packed for another instruction set");
+  hold(program, weight.owner);
+  return weight.matrix;
+}
+
+const float* floats(Program& program, const Floats& array, std::int64_t size, const char* what) {
+  check(static_cast<std::int64_t>(array.size()) == size, what);
+  hold(program, nb::cast(array));
+  return array.data();
+}
+
+struct Cache {
+  LayerCache layer;
+  nb::object owner;
+};
+
+Cache make_cache(nb::ndarray<nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<2>> array, std::int32_t num_kv_heads,
+                 std::int32_t head_dim, std::int32_t group, std::optional<std::int32_t> window) {
+  const bool half = array.dtype() == nb::dtype<std::uint16_t>();
+  check(half || array.dtype() == nb::dtype<float>(), "a cache holds uint16 (bfloat16) or float32");
+  check(num_kv_heads > 0 && head_dim > 0 && head_dim % 2 == 0 && head_dim <= 1024 &&
+            static_cast<std::int64_t>(array.shape(1)) == std::int64_t{2} * num_kv_heads * head_dim,
+        "a cache's rows hold the keys of all heads and then their values");
+  check(!window || *window > 0, "a window sees at least one position");
+  const LayerCache layer{array.data(), half ? DType::bf16 : DType::f32, static_cast<std::int64_t>(array.shape(0)),
+                         num_kv_heads, head_dim, group, window.value_or(0)};
+  return {layer, nb::cast(array)};
+}
+
+void bind_segments(nb::class_<Program>& program) {
+  program.def("embedding", [](Program& p, const Weight& table, float scale, int out) {
+    p.append(make_embedding(p, matrix_for(p, table), scale, out));
+  }, "table"_a, "scale"_a, "out"_a);
+  program.def("norm", [](Program& p, int x, const Floats& weight, float eps, int out) {
+    p.append(make_norm(p, x, floats(p, weight, p.buffer(x).width, "a norm's weight has another width"), eps, out));
+  }, "x"_a, "weight"_a, "eps"_a, "out"_a);
+  program.def("add_norm", [](Program& p, int x, int y, const Floats& weight, float eps) {
+    p.append(make_add_norm(p, x, y, floats(p, weight, p.buffer(x).width, "a norm's weight has another width"), eps));
+  }, "x"_a, "y"_a, "weight"_a, "eps"_a);
+  program.def("linear", [](Program& p, int x, const Weight& weight, std::optional<Floats> bias, const std::string& epilogue,
+                           int out, bool sampled_rows) {
+    const std::int64_t padded = round_up(weight.matrix.rows, p.kernels().panel);
+    const float* added = bias ? floats(p, *bias, padded, "a bias is padded to whole panels") : nullptr;
+    p.append(make_linear(p, matrix_for(p, weight), added, x, out, epilogue_named(epilogue), sampled_rows));
+  }, "x"_a, "weight"_a, "bias"_a.none(), "epilogue"_a, "out"_a, "sampled_rows"_a = false);
+  program.def("rope", [](Program& p, int qkv, const Cache& cache, std::int32_t num_heads, const Floats& cos,
+                         const Floats& sin, std::optional<Floats> qk_norm, float eps, int query) {
+    check(cos.ndim() == 2 && sin.ndim() == 2 && cos.shape(1) == sin.shape(1), "cos and sin are tables");
+    check(static_cast<std::int64_t>(cos.shape(0)) >= p.limits().max_positions && cos.shape(0) == sin.shape(0),
+          "cos and sin have a row for each position");
+    RopeArgs args{};
+    args.cos = floats(p, cos, static_cast<std::int64_t>(cos.size()), "");
+    args.sin = floats(p, sin, static_cast<std::int64_t>(sin.size()), "");
+    args.rotary_dim = 2 * static_cast<std::int32_t>(cos.shape(1));
+    args.num_heads = num_heads;
+    const std::int64_t normed = (std::int64_t{num_heads} + cache.layer.num_kv_heads) * cache.layer.head_dim;
+    if (qk_norm) args.qk_norm = floats(p, *qk_norm, normed, "QK-norm has a weight for each head that is rotated");
+    args.eps = eps;
+    hold(p, cache.owner);
+    p.append(make_rope(p, args, cache.layer, qkv, query));
+  }, "qkv"_a, "cache"_a, "num_heads"_a, "cos"_a, "sin"_a, "qk_norm"_a.none(), "eps"_a, "query"_a);
+  program.def("attention", [](Program& p, int query, const Cache& cache, std::int32_t num_heads, float scale,
+                              float soft_cap, int out) {
+    hold(p, cache.owner);
+    p.append(make_attention(p, cache.layer, num_heads, scale, soft_cap, query, out));
+  }, "query"_a, "cache"_a, "num_heads"_a, "scale"_a, "soft_cap"_a, "out"_a);
+  program.def("convert", [](Program& p, int x, int out) { p.append(make_convert(p, x, out)); }, "x"_a, "out"_a);
+  program.def("copy_sampled", [](Program& p, int x, int out) { p.append(make_copy_sampled(p, x, out)); }, "x"_a, "out"_a);
+  program.def("sampling", [](Program& p, int logits) { p.append(make_sampling(p, logits)); }, "logits"_a);
+  program.def("tap", [](Program& p, const std::string& name, int x, Array<std::uint8_t> target) {
+    hold(p, nb::cast(target));
+    p.append(make_tap(p, name, x, reinterpret_cast<char*>(target.data()), target.size()));
+  }, "name"_a, "x"_a, "target"_a);
+  program.def("callback", [](Program& p, const std::string& name, nb::callable call) {
+    hold(p, call);
+    nb::handle function = call;
+    p.append(make_callback(name, [function](std::int64_t rows) {
+      nb::gil_scoped_acquire gil;
+      function(rows);
+    }));
+  }, "name"_a, "call"_a);
+}
+
+// Rows of a buffer as an array that shares its memory: [rows, stride], the padding included.
+nb::object view(nb::handle self, int index, std::int64_t rows) {
+  const Buffer& buffer = nb::cast<Program&>(self).buffer(index);
+  const std::int64_t row = buffer.stride * static_cast<std::int64_t>(size_of(buffer.type));
+  check(rows >= 0 && rows * row <= static_cast<std::int64_t>(buffer.memory.size()), "a buffer has fewer rows");
+  const auto shape0 = static_cast<std::size_t>(rows), shape1 = static_cast<std::size_t>(buffer.width);
+  const auto strides = {buffer.stride, std::int64_t{1}};
+  if (buffer.type == DType::f32)
+    return nb::cast(nb::ndarray<float, nb::numpy>(buffer.memory.data(), {shape0, shape1}, self, strides));
+  return nb::cast(nb::ndarray<std::uint16_t, nb::numpy>(buffer.memory.data(), {shape0, shape1}, self, strides));
+}
+
+template <typename T>
+void copy_into(std::vector<T>& target, const Array<const T>& source) {
+  target.assign(source.data(), source.data() + source.size());
+}
+
+// The used parts of block tables [groups, table rows, most blocks], those of the step's sequences.
+void copy_tables(Step& step, const Array<const std::int32_t, nb::ndim<3>>& tables,
+                 const Array<const std::int32_t>& table_rows, std::int32_t block_size) {
+  const std::size_t sequences = step.counts.size();
+  check(table_rows.size() == sequences && step.starts.size() == sequences, "one entry for each sequence is needed");
+  const std::size_t num_tables = tables.shape(1), most = tables.shape(2);
+  step.blocks.resize(tables.shape(0));
+  step.first_block.assign(1, 0);
+  for (std::size_t s = 0; s < sequences; ++s) {
+    const std::int32_t row = table_rows.data()[s];
+    check(row >= 0 && static_cast<std::size_t>(row) < num_tables, "a table row does not exist");
+    check(step.counts[s] > 0 && step.starts[s] >= 0, "a sequence without tokens");
+    const std::int64_t end = std::int64_t{step.starts[s]} + step.counts[s];
+    const auto used = static_cast<std::size_t>((end + block_size - 1) / block_size);
+    check(used <= most, "a block table is too short");
+    for (std::size_t group = 0; group < step.blocks.size(); ++group) {
+      const std::int32_t* from = tables.data() + (group * num_tables + static_cast<std::size_t>(row)) * most;
+      step.blocks[group].insert(step.blocks[group].end(), from, from + used);
+    }
+    step.first_block.push_back(step.first_block.back() + static_cast<std::int64_t>(used));
+  }
+}
+
+template <typename T>
+nb::object owned(std::vector<T> values, std::initializer_list<std::size_t> shape) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<T, nb::numpy>(kept->data(), shape, owner));
+}
+
+nb::tuple results_of(Step& step) {
+  SampleOutput& output = step.output;
+  const std::size_t rows = output.tokens.size();
+  std::vector<double> shifts(rows);
+  std::vector<std::int64_t> ranks(rows), found(rows);
+  for (std::size_t i = 0; i < rows; ++i) {
+    shifts[i] = output.logprobs[i].shift;
+    ranks[i] = output.logprobs[i].rank;
+    found[i] = output.logprobs[i].num_best;
+  }
+  const auto most = static_cast<std::size_t>(output.max_best);
+  return nb::make_tuple(owned(std::move(output.tokens), {rows}), owned(std::move(shifts), {rows}),
+                        owned(std::move(ranks), {rows}), owned(std::move(found), {rows}),
+                        owned(std::move(output.best_ids), {rows, most}),
+                        owned(std::move(output.best_values), {rows, most}));
+}
+
+void bind_engine(nb::module_& m) {
+  nb::class_<Engine> engine(m, "Engine");
+  engine.def(nb::init<int>(), "threads"_a);
+  engine.def_prop_ro("threads", &Engine::threads);
+  engine.def("submit", [](Engine& e, std::shared_ptr<Program> program, const Array<const std::int32_t>& counts,
+                          const Array<const std::int32_t>& starts, const Array<const std::int32_t>& table_rows,
+                          const Array<const std::int32_t, nb::ndim<3>>& tables, const Array<const std::int64_t>& token_ids,
+                          const Array<const std::int64_t>& sample_rows, const Bytes& samples, std::size_t first,
+                          std::optional<std::size_t> last) {
+    auto step = std::make_shared<Step>();
+    copy_into(step->counts, counts);
+    copy_into(step->starts, starts);
+    copy_into(step->token_ids, token_ids);
+    copy_into(step->sample_rows, sample_rows);
+    check(samples.size() == sample_rows.size() * sizeof(SampleRow), "one SampleRow for each sampled row is needed");
+    step->samples.resize(sample_rows.size());
+    if (samples.size() > 0) std::memcpy(step->samples.data(), samples.data(), samples.size());
+    copy_tables(*step, tables, table_rows, program->limits().block_size);
+    const std::size_t end = last.value_or(program->num_segments());
+    return e.submit(std::move(program), std::move(step), first, end);
+  }, "program"_a, "counts"_a, "starts"_a, "table_rows"_a, "tables"_a, "token_ids"_a, "sample_rows"_a, "samples"_a,
+     "first"_a = 0, "last"_a = nb::none());
+  engine.def("wait", [](Engine& e, std::int64_t ticket) {
+    std::shared_ptr<Step> step;
+    {
+      nb::gil_scoped_release released;
+      step = e.wait(ticket);
+    }
+    return results_of(*step);
+  }, "ticket"_a);
+  engine.def("set_progress", [](Engine& e, Array<std::uint64_t> words, std::size_t ticks, std::size_t last) {
+    check(ticks < words.size() && last < words.size(), "no such word");
+    e.set_progress({words.data() + ticks, words.data() + last});
+  }, "words"_a, "ticks"_a, "last"_a, nb::keep_alive<1, 2>());
+  engine.def("record_spans", &Engine::record_spans, "on"_a);
+  engine.def("take_spans", [](Engine& e) {
+    std::vector<std::int64_t> flat;
+    const std::vector<Span> spans = e.take_spans();
+    for (const Span& span : spans) flat.insert(flat.end(), {span.segment, span.thread, span.begin, span.end});
+    return owned(std::move(flat), {spans.size(), 4});
+  });
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  nb::class_<Weight>(m, "Weight")
+      .def("__init__", [](Weight* self, Bytes data, std::int64_t rows, std::int64_t cols, const std::string& dtype,
+                          const std::string& isa) { new (self) Weight(make_weight(data, rows, cols, dtype, isa)); },
+           "data"_a, "rows"_a, "cols"_a, "dtype"_a, "isa"_a)
+      .def_prop_ro("rows", [](const Weight& w) { return w.matrix.rows; })
+      .def_prop_ro("cols", [](const Weight& w) { return w.matrix.cols; });
+  nb::class_<Cache>(m, "Cache").def(
+      "__init__",
+      [](Cache* self, nb::ndarray<nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<2>> array,
+         std::int32_t num_kv_heads, std::int32_t head_dim, std::int32_t group, std::optional<std::int32_t> window) {
+        new (self) Cache(make_cache(array, num_kv_heads, head_dim, group, window));
+      },
+      "array"_a, "num_kv_heads"_a, "head_dim"_a, "group"_a = 0, "window"_a = nb::none());
+  nb::class_<Program> program(m, "Program");
+  program.def("__init__", [](Program* self, const std::string& isa, std::int64_t max_rows, std::int64_t max_samples,
+                             std::int64_t max_positions, std::int64_t num_blocks, std::int32_t block_size,
+                             std::int32_t num_groups, std::int64_t num_feed_slots, std::int64_t vocab_size) {
+    new (self) Program(kernels_for(isa), {max_rows, max_samples, max_positions, num_blocks, block_size, num_groups,
+                                          num_feed_slots, vocab_size});
+  }, "isa"_a, "max_rows"_a, "max_samples"_a, "max_positions"_a, "num_blocks"_a, "block_size"_a, "num_groups"_a = 1,
+     "num_feed_slots"_a = 0, "vocab_size"_a);
+  program.def_prop_ro("num_segments", &Program::num_segments);
+  program.def("segment_name", [](const Program& p, std::size_t index) {
+    check(index < p.num_segments(), "no such segment");
+    return std::string(p.segment(index).name());
+  }, "index"_a);
+  program.def("buffer", [](Program& p, std::int64_t width, const std::string& dtype, bool sampled_rows) {
+    return p.add_buffer(width, dtype_named(dtype), sampled_rows);
+  }, "width"_a, "dtype"_a, "sampled_rows"_a = false);
+  program.def("view", [](nb::handle self, int buffer, std::int64_t rows) { return view(self, buffer, rows); },
+              "buffer"_a, "rows"_a);
+  bind_segments(program);
+  bind_engine(m);
+  m.def("isa_traits", [](const std::string& isa) {
+    const Kernels& kernels = kernels_for(isa);
+    return nb::make_tuple(kernels.panel, kernels.pairs);
+  }, "isa"_a);
+}
+
+}  // namespace evensong

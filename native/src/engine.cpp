@@ -1,0 +1,160 @@
+#include "engine.h"
+
+#include <time.h>
+
+#include <utility>
+
+namespace evensong {
+
+namespace {
+
+std::int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+// What is kept of a profile: an hour would fill the memory.
+constexpr std::size_t kMostSpans = 4'000'000;
+
+}  // namespace
+
+// A step's segments as the phases of a job.
+class Engine::StepJob : public Job {
+ public:
+  StepJob(Engine& engine, Work& work)
+      : engine_(engine), work_(work), next_(work.first) {}
+
+  std::int64_t next_phase() override {
+    finish_phase();
+    for (; next_ < work_.last; ++next_) {
+      Segment& segment = work_.program->segment(next_);
+      if (segment.calls_back()) {
+        segment.run(*work_.step, 0, Scratch{nullptr, 0});
+        continue;
+      }
+      const std::int64_t units = segment.begin(*work_.step);
+      if (units == 0) continue;
+      current_ = &segment;
+      ++next_;
+      return units;
+    }
+    return -1;
+  }
+
+  void run_unit(std::int64_t unit, int thread) override {
+    const Memory& memory = engine_.scratch_[static_cast<std::size_t>(thread)];
+    const Scratch scratch{memory.data(), memory.size()};
+    if (!engine_.record_.load(std::memory_order_relaxed)) {
+      current_->run(*work_.step, unit, scratch);
+      return;
+    }
+    const std::int64_t begin = now_ns();
+    current_->run(*work_.step, unit, scratch);
+    engine_.note({static_cast<std::int32_t>(next_ - 1), thread, begin, now_ns()});
+  }
+
+ private:
+  void finish_phase() {
+    if (engine_.progress_.ticks == nullptr) return;
+    __atomic_fetch_add(engine_.progress_.ticks, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(engine_.progress_.last, static_cast<std::uint64_t>(now_ns()), __ATOMIC_RELAXED);
+  }
+
+  Engine& engine_;
+  Work& work_;
+  std::size_t next_;
+  Segment* current_ = nullptr;
+};
+
+Engine::Engine(int threads) : pool_threads_(threads) {
+  check(threads >= 1 && threads <= 1024, "an engine has 1 to 1024 threads");
+  scratch_.resize(static_cast<std::size_t>(threads));
+  leader_ = std::thread([this] { serve(); });
+}
+
+Engine::~Engine() {
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    stop_ = true;
+  }
+  work_arrived_.notify_all();
+  leader_.join();
+}
+
+std::int64_t Engine::submit(std::shared_ptr<Program> program, std::shared_ptr<Step> step, std::size_t first,
+                            std::size_t last) {
+  const ProgramLimits& limits = program->limits();
+  check(first <= last && last <= program->num_segments(), "no such segments");
+  check(step->num_rows() <= limits.max_rows, "a step holds more tokens than the program has room for");
+  check(step->num_samples() <= limits.max_samples, "a step samples more rows than the program has room for");
+  check(step->blocks.size() == static_cast<std::size_t>(limits.num_groups), "block tables for every group are needed");
+  step->prepare(limits.block_size, limits.num_blocks, limits.max_positions, limits.vocab_size, limits.num_feed_slots);
+  const Kernels& kernels = program->kernels();
+  if (program->num_kv_heads > 0)
+    step->plan_attention(program->num_kv_heads, kernels.query_block, kernels.split_keys, pool_threads_);
+  step->prepare_output();
+  const std::lock_guard<std::mutex> hold(lock_);
+  const std::int64_t ticket = next_ticket_++;
+  queue_.push_back({ticket, std::move(program), std::move(step), first, last});
+  work_arrived_.notify_one();
+  return ticket;
+}
+
+std::shared_ptr<Step> Engine::wait(std::int64_t ticket) {
+  std::unique_lock<std::mutex> hold(lock_);
+  check(ticket >= 0 && ticket < next_ticket_, "no such ticket");
+  work_done_.wait(hold, [&] { return done_.count(ticket) > 0; });
+  Done done = std::move(done_.at(ticket));
+  done_.erase(ticket);
+  hold.unlock();
+  if (done.failure) std::rethrow_exception(done.failure);
+  return done.step;
+}
+
+void Engine::serve() {
+  bind_to_processor(0, pool_threads_);
+  pool_ = std::make_unique<Pool>(pool_threads_);
+  for (;;) {
+    std::unique_lock<std::mutex> hold(lock_);
+    work_arrived_.wait(hold, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) break;
+    Work work = std::move(queue_.front());
+    queue_.pop_front();
+    hold.unlock();
+    Done done{work.step, nullptr};
+    try {
+      run(work);
+    } catch (...) {
+      done.failure = std::current_exception();
+    }
+    const std::int64_t ticket = work.ticket;
+    // The last hold on a program may be this one, and what it holds of Python is let go by its own deleter.
+    work = Work{};
+    hold.lock();
+    done_.emplace(ticket, std::move(done));
+    work_done_.notify_all();
+  }
+  pool_.reset();
+}
+
+void Engine::run(Work& work) {
+  for (Memory& memory : scratch_)
+    if (memory.size() < work.program->scratch()) memory = Memory(work.program->scratch());
+  StepJob job(*this, work);
+  pool_->run(job);
+}
+
+void Engine::record_spans(bool on) { record_.store(on); }
+
+void Engine::note(const Span& span) {
+  const std::lock_guard<std::mutex> hold(spans_lock_);
+  if (spans_.size() < kMostSpans) spans_.push_back(span);
+}
+
+std::vector<Span> Engine::take_spans() {
+  const std::lock_guard<std::mutex> hold(spans_lock_);
+  return std::exchange(spans_, {});
+}
+
+}  // namespace evensong

@@ -1,0 +1,88 @@
+// The engine: a queue of steps, one thread that runs them in order, and its pool.
+//
+// Steps are handed in and waited for by ticket, so that a later step can be in the queue while one runs: it starts
+// without Python, and may name tokens that the one before it samples (Step::token_ids).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "pool.h"
+#include "program.h"
+#include "step.h"
+
+namespace evensong {
+
+// When one thread worked in one segment; nanoseconds of the monotonic clock.
+struct Span {
+  std::int32_t segment;
+  std::int32_t thread;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// Words that a watcher in another process reads: how often the engine came forward, and when last.
+struct Progress {
+  std::uint64_t* ticks = nullptr;
+  std::uint64_t* last = nullptr;
+};
+
+class Engine {
+ public:
+  explicit Engine(int threads);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  int threads() const { return pool_threads_; }
+  // Segments first..last of `program` for `step`; a ticket. Raises std::invalid_argument for a step that does not fit.
+  std::int64_t submit(std::shared_ptr<Program> program, std::shared_ptr<Step> step, std::size_t first,
+                      std::size_t last);
+  // Until the step of `ticket` has ended; raises what it raised. Each ticket is waited for once.
+  std::shared_ptr<Step> wait(std::int64_t ticket);
+
+  void set_progress(Progress progress) { progress_ = progress; }
+  void record_spans(bool on);
+  std::vector<Span> take_spans();
+
+ private:
+  struct Work {
+    std::int64_t ticket;
+    std::shared_ptr<Program> program;
+    std::shared_ptr<Step> step;
+    std::size_t first, last;
+  };
+  struct Done {
+    std::shared_ptr<Step> step;
+    std::exception_ptr failure;
+  };
+  class StepJob;
+
+  void serve();
+  void run(Work& work);
+  void note(const Span& span);
+
+  const int pool_threads_;
+  std::mutex lock_;
+  std::condition_variable work_arrived_, work_done_;
+  std::deque<Work> queue_;
+  std::map<std::int64_t, Done> done_;
+  std::int64_t next_ticket_ = 0;
+  bool stop_ = false;
+  Progress progress_;
+  std::atomic<bool> record_{false};
+  std::mutex spans_lock_;
+  std::vector<Span> spans_;
+  std::vector<Memory> scratch_;
+  std::unique_ptr<Pool> pool_;
+  std::thread leader_;
+};
+
+}  // namespace evensong

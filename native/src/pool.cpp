@@ -1,0 +1,183 @@
+#include "pool.h"
+
+#include <time.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <climits>
+#include <utility>
+
+namespace evensong {
+
+namespace {
+
+// Within a step the others are about to arrive; between steps the scheduler has its turn, and may want this processor.
+constexpr std::int64_t kSpinInStep = 60'000;
+constexpr std::int64_t kSpinBetweenSteps = 60'000;
+constexpr int kTurnsBetweenLooks = 32;
+
+std::int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+void rest() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+#else
+  timespec moment{0, 50'000};
+  if (word.load() == value) nanosleep(&moment, nullptr);
+#endif
+}
+
+void wake_all(std::atomic<std::uint32_t>& word) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+#else
+  (void)word;
+#endif
+}
+
+}  // namespace
+
+void bind_to_processor(int index, int threads) {
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) != threads) return;
+  for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed) || seen++ != index) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+    return;
+  }
+#else
+  (void)index, (void)threads;
+#endif
+}
+
+Pool::Pool(int threads) : ranges_(static_cast<std::size_t>(threads)) {
+  for (int me = 1; me < threads; ++me) {
+    threads_.emplace_back([this, me, threads] {
+      bind_to_processor(me, threads);
+      follow(me);
+    });
+  }
+}
+
+Pool::~Pool() {
+  stop_.store(true);
+  phase_.fetch_add(2);
+  wake_all(phase_);
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Pool::run(Job& job) {
+  job_ = &job;
+  failed_.store(false);
+  failure_ = nullptr;
+  begin_next_phase(phase_.load());
+  for (std::uint32_t phase = phase_.load(); phase & 1; phase = phase_.load()) {
+    take_units(0);
+    arrive_and_wait(phase);
+  }
+  // Not kept: it may hold on to what belongs to Python.
+  if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
+}
+
+void Pool::follow(int me) {
+  std::uint32_t phase = 0;
+  while (!stop_.load()) {
+    if ((phase & 1) == 0) {
+      phase = wait_beyond(phase, kSpinBetweenSteps);
+      continue;
+    }
+    take_units(me);
+    arrive_and_wait(phase);
+    phase = phase_.load(std::memory_order_acquire);
+  }
+}
+
+void Pool::take_units(int me) {
+  const int n = size();
+  for (int i = 0; i < n; ++i) {
+    Range& range = ranges_[static_cast<std::size_t>((me + i) % n)];
+    while (range.next.load(std::memory_order_relaxed) < range.end) {
+      const std::int64_t unit = range.next.fetch_add(1, std::memory_order_relaxed);
+      if (unit >= range.end || failed_.load(std::memory_order_relaxed)) break;
+      try {
+        job_->run_unit(unit, me);
+      } catch (...) {
+        const std::lock_guard<std::mutex> hold(failure_lock_);
+        if (!failed_.exchange(true)) failure_ = std::current_exception();
+      }
+    }
+  }
+}
+
+void Pool::arrive_and_wait(std::uint32_t phase) {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
+    arrived_.store(0, std::memory_order_relaxed);
+    begin_next_phase(phase);
+  } else {
+    wait_beyond(phase, kSpinInStep);
+  }
+}
+
+// By one thread, while all others wait or have not begun.
+void Pool::begin_next_phase(std::uint32_t phase) {
+  std::int64_t units = -1;
+  if (!failed_.load()) {
+    try {
+      units = job_->next_phase();
+    } catch (...) {
+      const std::lock_guard<std::mutex> hold(failure_lock_);
+      failed_.store(true);
+      failure_ = std::current_exception();
+    }
+  }
+  const std::int64_t n = size();
+  for (std::int64_t i = 0; i < n && units >= 0; ++i) {
+    ranges_[static_cast<std::size_t>(i)].next.store(units * i / n, std::memory_order_relaxed);
+    ranges_[static_cast<std::size_t>(i)].end = units * (i + 1) / n;
+  }
+  const std::uint32_t next = ((phase | 1) + 1) | (units >= 0 ? 1 : 0);
+  phase_.store(next);
+  if (sleepers_.load() > 0) wake_all(phase_);
+}
+
+std::uint32_t Pool::wait_beyond(std::uint32_t phase, std::int64_t spin_ns) {
+  const std::int64_t until = now_ns() + spin_ns;
+  do {
+    for (int turn = 0; turn < kTurnsBetweenLooks; ++turn) {
+      const std::uint32_t seen = phase_.load(std::memory_order_acquire);
+      if (seen != phase) return seen;
+      rest();
+    }
+  } while (now_ns() < until);
+  sleepers_.fetch_add(1);
+  std::uint32_t seen;
+  while ((seen = phase_.load()) == phase && !stop_.load()) sleep_while(phase_, phase);
+  sleepers_.fetch_sub(1);
+  return seen;
+}
+
+}  // namespace evensong
