@@ -96,9 +96,10 @@ void bind_segments(nb::class_<Program>& program) {
   program.def("embedding", [](Program& p, const Weight& table, float scale, int out) {
     p.append(make_embedding(p, matrix_for(p, table), scale, out));
   }, "table"_a, "scale"_a, "out"_a);
-  program.def("norm", [](Program& p, int x, const Floats& weight, float eps, int out) {
-    p.append(make_norm(p, x, floats(p, weight, p.buffer(x).width, "a norm's weight has another width"), eps, out));
-  }, "x"_a, "weight"_a, "eps"_a, "out"_a);
+  program.def("norm", [](Program& p, int x, const Floats& weight, float eps, int out, bool sampled_rows) {
+    const float* scales = floats(p, weight, p.buffer(x).width, "a norm's weight has another width");
+    p.append(make_norm(p, x, scales, eps, out, sampled_rows));
+  }, "x"_a, "weight"_a, "eps"_a, "out"_a, "sampled_rows"_a = false);
   program.def("add_norm", [](Program& p, int x, int y, const Floats& weight, float eps) {
     p.append(make_add_norm(p, x, y, floats(p, weight, p.buffer(x).width, "a norm's weight has another width"), eps));
   }, "x"_a, "y"_a, "weight"_a, "eps"_a);
@@ -163,26 +164,25 @@ void copy_into(std::vector<T>& target, const Array<const T>& source) {
   target.assign(source.data(), source.data() + source.size());
 }
 
-// The used parts of block tables [groups, table rows, most blocks], those of the step's sequences.
-void copy_tables(Step& step, const Array<const std::int32_t, nb::ndim<3>>& tables,
-                 const Array<const std::int32_t>& table_rows, std::int32_t block_size) {
+using Table = nb::ndarray<const std::int32_t, nb::numpy, nb::device::cpu, nb::ndim<2>>;
+
+// The used parts of the sequences' block tables, each [groups, blocks].
+void copy_tables(Step& step, const std::vector<Table>& tables, const ProgramLimits& limits) {
   const std::size_t sequences = step.counts.size();
-  check(table_rows.size() == sequences && step.starts.size() == sequences, "one entry for each sequence is needed");
-  const std::size_t num_tables = tables.shape(1), most = tables.shape(2);
-  step.blocks.resize(tables.shape(0));
+  check(tables.size() == sequences && step.starts.size() == sequences, "one entry for each sequence is needed");
+  step.blocks.resize(static_cast<std::size_t>(limits.num_groups));
   step.first_block.assign(1, 0);
   for (std::size_t s = 0; s < sequences; ++s) {
-    const std::int32_t row = table_rows.data()[s];
-    check(row >= 0 && static_cast<std::size_t>(row) < num_tables, "a table row does not exist");
     check(step.counts[s] > 0 && step.starts[s] >= 0, "a sequence without tokens");
     const std::int64_t end = std::int64_t{step.starts[s]} + step.counts[s];
-    const auto used = static_cast<std::size_t>((end + block_size - 1) / block_size);
-    check(used <= most, "a block table is too short");
+    const std::int64_t used = (end + limits.block_size - 1) / limits.block_size;
+    check(tables[s].shape(0) == step.blocks.size(), "a block table has another number of groups");
+    check(used <= static_cast<std::int64_t>(tables[s].shape(1)), "a block table is too short");
     for (std::size_t group = 0; group < step.blocks.size(); ++group) {
-      const std::int32_t* from = tables.data() + (group * num_tables + static_cast<std::size_t>(row)) * most;
-      step.blocks[group].insert(step.blocks[group].end(), from, from + used);
+      const std::int32_t* from = tables[s].data() + static_cast<std::int64_t>(group) * tables[s].stride(0);
+      for (std::int64_t i = 0; i < used; ++i) step.blocks[group].push_back(from[i * tables[s].stride(1)]);
     }
-    step.first_block.push_back(step.first_block.back() + static_cast<std::int64_t>(used));
+    step.first_block.push_back(step.first_block.back() + used);
   }
 }
 
@@ -215,8 +215,8 @@ void bind_engine(nb::module_& m) {
   engine.def(nb::init<int>(), "threads"_a);
   engine.def_prop_ro("threads", &Engine::threads);
   engine.def("submit", [](Engine& e, std::shared_ptr<Program> program, const Array<const std::int32_t>& counts,
-                          const Array<const std::int32_t>& starts, const Array<const std::int32_t>& table_rows,
-                          const Array<const std::int32_t, nb::ndim<3>>& tables, const Array<const std::int64_t>& token_ids,
+                          const Array<const std::int32_t>& starts, const std::vector<Table>& tables,
+                          const Array<const std::int64_t>& token_ids,
                           const Array<const std::int64_t>& sample_rows, const Bytes& samples, std::size_t first,
                           std::optional<std::size_t> last) {
     auto step = std::make_shared<Step>();
@@ -227,10 +227,10 @@ void bind_engine(nb::module_& m) {
     check(samples.size() == sample_rows.size() * sizeof(SampleRow), "one SampleRow for each sampled row is needed");
     step->samples.resize(sample_rows.size());
     if (samples.size() > 0) std::memcpy(step->samples.data(), samples.data(), samples.size());
-    copy_tables(*step, tables, table_rows, program->limits().block_size);
+    copy_tables(*step, tables, program->limits());
     const std::size_t end = last.value_or(program->num_segments());
     return e.submit(std::move(program), std::move(step), first, end);
-  }, "program"_a, "counts"_a, "starts"_a, "table_rows"_a, "tables"_a, "token_ids"_a, "sample_rows"_a, "samples"_a,
+  }, "program"_a, "counts"_a, "starts"_a, "tables"_a, "token_ids"_a, "sample_rows"_a, "samples"_a,
      "first"_a = 0, "last"_a = nb::none());
   engine.def("wait", [](Engine& e, std::int64_t ticket) {
     std::shared_ptr<Step> step;

@@ -105,7 +105,8 @@ class Program {
 // ---- the segments; each checks its sizes here, once, so that no step has to
 
 std::unique_ptr<Segment> make_embedding(Program& program, const PackedMatrix& table, float scale, int out);
-std::unique_ptr<Segment> make_norm(Program& program, int in, const float* weight, float eps, int out);
+std::unique_ptr<Segment> make_norm(Program& program, int in, const float* weight, float eps, int out,
+                                   bool sampled_rows = false);
 std::unique_ptr<Segment> make_add_norm(Program& program, int x, int y, const float* weight, float eps);
 std::unique_ptr<Segment> make_linear(Program& program, const PackedMatrix& weight, const float* bias, int in, int out,
                                      Epilogue epilogue, bool sampled_rows = false);

@@ -43,12 +43,13 @@ class Embedding : public Segment {
 
 class Norm : public Segment {
  public:
-  Norm(const Kernels& kernels, const Buffer& in, const float* weight, float eps, const Buffer& out)
-      : kernels_(kernels), in_(in), weight_(weight), eps_(eps), out_(out) {}
+  Norm(const Kernels& kernels, const Buffer& in, const float* weight, float eps, const Buffer& out, bool sampled_rows)
+      : kernels_(kernels), in_(in), weight_(weight), eps_(eps), out_(out), sampled_rows_(sampled_rows) {}
   const char* name() const override { return "rms_norm"; }
-  std::int64_t begin(const Step& step) override { return row_units(step.num_rows()); }
+  std::int64_t rows(const Step& step) const { return sampled_rows_ ? step.num_samples() : step.num_rows(); }
+  std::int64_t begin(const Step& step) override { return row_units(rows(step)); }
   void run(Step& step, std::int64_t unit, Scratch) override {
-    for_rows(unit, step.num_rows(), [&](std::int64_t row) {
+    for_rows(unit, rows(step), [&](std::int64_t row) {
       kernels_.rms_norm(in_.row<float>(row), weight_, eps_, in_.width, out_.bytes(row), out_.type);
     });
   }
@@ -59,6 +60,7 @@ class Norm : public Segment {
   const float* weight_;
   float eps_;
   const Buffer& out_;
+  bool sampled_rows_;
 };
 
 class AddNorm : public Segment {
@@ -186,11 +188,12 @@ std::unique_ptr<Segment> make_embedding(Program& program, const PackedMatrix& ta
   return std::make_unique<Embedding>(program, table, scale, program.buffer(out, table.cols, DType::f32));
 }
 
-std::unique_ptr<Segment> make_norm(Program& program, int in, const float* weight, float eps, int out) {
+std::unique_ptr<Segment> make_norm(Program& program, int in, const float* weight, float eps, int out,
+                                   bool sampled_rows) {
   const Buffer& source = program.buffer(in);
   check(source.type == DType::f32, "norms read float32");
   check(program.buffer(out).width == source.width, "a norm keeps the width");
-  return std::make_unique<Norm>(program.kernels(), source, weight, eps, program.buffer(out));
+  return std::make_unique<Norm>(program.kernels(), source, weight, eps, program.buffer(out), sampled_rows);
 }
 
 std::unique_ptr<Segment> make_add_norm(Program& program, int x, int y, const float* weight, float eps) {

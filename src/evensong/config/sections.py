@@ -39,6 +39,7 @@ class ModelConfig:
     seed: int | None = setting(
         None, "makes the seeds that requests without one draw the same at every start, in order of arrival"
     )
+    enforce_eager: bool = setting(False, "run the model op by op instead of replaying its recorded program; same bytes")
     max_logprobs: int = setting(20, "most logprobs that a request may ask for at each position")
     generation_config: str = setting(
         AUTO,
@@ -61,6 +62,9 @@ class CacheConfig:
         "exact number of KV blocks, those of all layer groups together",
         "--num-kv-blocks-override",
         "--num-gpu-blocks-override",
+    )
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = setting(
+        "auto", "dtype of the KV cache; auto: that of the run", choices=("auto", "bfloat16", "float32")
     )
     kv_cache_memory_bytes: int | None = setting(
         None, "memory of the KV cache in bytes, taken while the engine is idle (the default's is taken as it is used)"

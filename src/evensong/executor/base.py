@@ -9,6 +9,7 @@ from typing import Any
 
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+from evensong.utils.progress import ProgressPage
 
 FailureCallback = Callable[[str], None]
 
@@ -63,8 +64,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def watch_progress(self, tick: Callable[[], None]) -> None:
-        """`tick` is called, from any thread, whenever a step comes forward: at least once for each layer."""
+    def watch_progress(self, page: ProgressPage) -> None:
+        """`page` moves forward whenever a step does: at least once for each layer."""
 
     @abstractmethod
     def register_failure_callback(self, callback: FailureCallback) -> None:

@@ -16,6 +16,7 @@ from evensong.config.sections import EngineConfig
 from evensong.executor.base import Executor, FailureCallback
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+from evensong.utils.progress import ProgressPage
 
 WORKER_CLASS = "evensong.worker.worker:Worker"
 
@@ -87,8 +88,8 @@ class UniProcExecutor(Executor):
             raise AttributeError(f"the worker has no method {method!r}")
         return [self._thread.submit(call, *args).result(timeout)]
 
-    def watch_progress(self, tick: Callable[[], None]) -> None:
-        self._run(lambda: self._worker.watch_progress(tick))
+    def watch_progress(self, page: ProgressPage) -> None:
+        self._run(lambda: self._worker.watch_progress(page))
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
         # The worker lives and dies with this process: a step that fails says so through its future.

@@ -1,4 +1,4 @@
-"""The op set: one table of implementations by device. Layers call ops through `ops_for`, never a library directly."""
+"""Torch's op sets by device, for where there are no native kernels. The torch step calls ops through `ops_for`."""
 
 from __future__ import annotations
 
@@ -60,3 +60,19 @@ def ops_for(device: torch.device) -> OpSet:
 def make_linear(ops: OpSet, prover: RowProver, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """A matrix product with `weight` [out, in], its row counts proven on the spot."""
     return ops.linear(weight, bias, prover.plan(ops.linear, weight) if ops.invariant else AnyRows())
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """True where the processor has bfloat16 dot products (AVX-512 BF16 or AMX)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def describe_kernels(device: torch.device) -> dict[str, str]:
+    """What bits depend on besides the mode: library build and instruction set."""
+    if device.type == "cpu":
+        # Within these the libraries still choose by cache sizes and more: start-up's trials tell (kernels/linear.py).
+        isa = torch.backends.cpu.get_cpu_capability()
+        return {"kernels": f"torch {torch.__version__}", "isa": isa, "deterministic": "yes"}
+    name = torch.cuda.get_device_name(device)
+    # The library's products may depend on the number of rows.
+    return {"kernels": f"torch {torch.__version__}", "isa": name, "deterministic": "no"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, replace
+from typing import Literal
 
-import torch
+DType = Literal["float32", "bfloat16", "float16"]
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -12,36 +15,48 @@ class NumericMode:
     """`stored`: the dtype that weights are rounded to; `compute`: of products and activations; `kv`: of the cache.
 
     A CPU without bfloat16 products computes a bfloat16 model in float32: the weights keep their bfloat16 values and
-    are widened once, which loses nothing.
+    are widened as they are used, which loses nothing.
     """
 
     name: str
-    stored: torch.dtype
-    compute: torch.dtype
-    kv: torch.dtype
+    stored: DType
+    compute: DType
+    kv: DType
+
+    def rounded(self, value: float) -> float:
+        """`value` in the stored dtype: what a checkpoint would hold."""
+        single: float = struct.unpack("<f", struct.pack("<f", value))[0]
+        if self.stored == "float16":
+            half: float = struct.unpack("<e", struct.pack("<e", value))[0]
+            return half
+        if self.stored == "float32":
+            return single
+        bits = struct.unpack("<I", struct.pack("<f", single))[0]
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        wide: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+        return wide
+
+    def with_kv(self, asked: str) -> NumericMode:
+        """With a cache of another dtype; `auto` keeps the mode's own."""
+        if asked == "auto" or asked == self.kv:
+            return self
+        kv: DType = "float32" if asked == "float32" else "bfloat16"
+        return replace(self, kv=kv)
 
 
-def numeric_mode(dtype: str, device: torch.device) -> NumericMode:
-    """The mode for a run dtype (`bfloat16`, `float16` or `float32`) on a device; float16 on a CPU is bfloat16."""
+FLOAT32 = NumericMode("float32", "float32", "float32", "float32")
+FLOAT16 = NumericMode("float16", "float16", "float16", "float16")
+BFLOAT16 = NumericMode("bfloat16", "bfloat16", "bfloat16", "bfloat16")
+WIDENED = NumericMode("bfloat16-widened", "bfloat16", "float32", "bfloat16")
+
+
+def numeric_mode(dtype: str, device: str, *, multiplies_bfloat16: bool) -> NumericMode:
+    """The mode for a run dtype (`bfloat16`, `float16` or `float32`) on a device; float16 on a CPU is bfloat16.
+
+    `multiplies_bfloat16`: the backend has bfloat16 products here.
+    """
     if dtype == "float32":
-        return NumericMode("float32", torch.float32, torch.float32, torch.float32)
-    if dtype == "float16" and device.type != "cpu":
-        return NumericMode("float16", torch.float16, torch.float16, torch.float16)
-    if device.type == "cpu" and not cpu_multiplies_bfloat16():
-        return NumericMode("bfloat16-widened", torch.bfloat16, torch.float32, torch.bfloat16)
-    return NumericMode("bfloat16", torch.bfloat16, torch.bfloat16, torch.bfloat16)
-
-
-def cpu_multiplies_bfloat16() -> bool:
-    """True where the processor has bfloat16 dot products (AVX-512 BF16 or AMX)."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def describe_kernels(device: torch.device) -> dict[str, str]:
-    """What bits depend on besides the mode: library build and instruction set."""
-    if device.type == "cpu":
-        # Within these the libraries still choose by cache sizes and more: start-up's trials tell (kernels/linear.py).
-        return {"torch": str(torch.__version__), "isa": torch.backends.cpu.get_cpu_capability(), "deterministic": "yes"}
-    name = torch.cuda.get_device_name(device)
-    # The library's products may depend on the number of rows.
-    return {"torch": str(torch.__version__), "isa": name, "deterministic": "no"}
+        return FLOAT32
+    if dtype == "float16" and device != "cpu":
+        return FLOAT16
+    return BFLOAT16 if multiplies_bfloat16 else WIDENED

@@ -1,26 +1,34 @@
-"""Rotary position embedding with a table made once, up to the fitted length (Su et al., RoFormer, 2021)."""
+"""Rotary position embedding: tables made once, up to the fitted length (Su et al., RoFormer, 2021)."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
+import numpy as np
 
 from evensong.sources.model_description import Rope
 
+Float32 = np.ndarray[Any, np.dtype[np.float32]]
+# Positions whose angles are made at once, in float64.
+_POSITIONS = 4096
 
-class RotaryTable:
-    """cos and sin for every position, float32 [max_positions, 1, rotary_dim]; the first half of sin is negated."""
 
-    def __init__(self, rotary_dim: int, rope: Rope, max_positions: int, device: torch.device) -> None:
-        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-        frequencies = 1.0 / rope.theta**exponents
-        factors = rope.factors_for(max_positions)
-        if factors:
-            frequencies /= torch.tensor(factors, dtype=torch.float32)
-        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        cos, sin = angles.cos().mul_(rope.magnitude), angles.sin().mul_(rope.magnitude)
-        self._cos = torch.cat([cos, cos], dim=-1).unsqueeze(1).to(device)
-        self._sin = torch.cat([-sin, sin], dim=-1).unsqueeze(1).to(device)
+def rotary_table(rotary_dim: int, rope: Rope, max_positions: int) -> tuple[Float32, Float32]:
+    """cos and sin for every position, float32 [max_positions, rotary_dim / 2].
 
-    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin for positions [num_tokens] int64: two [num_tokens, 1, rotary_dim]."""
-        return self._cos.index_select(0, positions).to(dtype), self._sin.index_select(0, positions).to(dtype)
+    Angles are float32 products, as those that models were trained with; their cosines are rounded from float64, so
+    that no library's float32 routine matters.
+    """
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    frequencies = (1.0 / np.float64(rope.theta) ** exponents.astype(np.float64)).astype(np.float32)
+    factors = rope.factors_for(max_positions)
+    if factors:
+        frequencies /= np.array(factors, dtype=np.float32)
+    cos = np.empty((max_positions, rotary_dim // 2), dtype=np.float32)
+    sin = np.empty_like(cos)
+    for start in range(0, max_positions, _POSITIONS):
+        positions = np.arange(start, min(start + _POSITIONS, max_positions), dtype=np.float32)
+        angles = np.outer(positions, frequencies).astype(np.float64)
+        cos[start : start + len(positions)] = np.cos(angles) * rope.magnitude
+        sin[start : start + len(positions)] = np.sin(angles) * rope.magnitude
+    return cos, sin

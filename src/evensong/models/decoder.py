@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from evensong.kernels.linear import Linear
-from evensong.layers.attention.block import AttentionBlock, AttentionShape, CosSin
-from evensong.layers.attention.metadata import AttentionMetadata
-from evensong.layers.builder import Builder
-from evensong.layers.mlp import GatedMLP
-from evensong.layers.rotary import RotaryTable
+from evensong.kernels.interface import Attention, Builder, Norm, Ops, Value, Weight
 from evensong.models.base import CausalLM
 from evensong.protocol.kv_spec import LayerKVSpec
-from evensong.sources.model_description import ModelDescription
+from evensong.sources.model_description import Activation, ModelDescription
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """One decoder layer: attention and MLP, computed in `dtype`, each on the normed residual stream.
+    """One decoder layer: attention and MLP (Shazeer, GLU Variants Improve Transformer, 2020), each on the normed
+    residual stream.
 
     The stream itself is float32: each layer adds to it twice, and bfloat16 would round what all layers wrote each time.
     """
 
-    dtype: torch.dtype
-    attention_norm: torch.Tensor
-    attention: AttentionBlock
-    mlp_norm: torch.Tensor
-    mlp: GatedMLP
+    eps: float
+    attention_norm: Norm
+    qkv: Weight
+    attention: Attention
+    output: Weight
+    mlp_norm: Norm
+    gate_up: Weight
+    activation: Activation
+    down: Weight
 
-    def __call__(
-        self, x: torch.Tensor, eps: float, cos_sin: CosSin, cache: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
+    def __call__(self, ops: Ops, x: Value) -> Value:
         """x [num_tokens, hidden] float32, changed in place and returned."""
-        norm = self.attention.ops.rms_norm
-        x.add_(self.attention(norm(x, self.attention_norm, eps, self.dtype), cos_sin, cache, metadata))
-        return x.add_(self.mlp(norm(x, self.mlp_norm, eps, self.dtype)))
+        x = ops.add_linear(x, self.output, self.mixed(ops, x))
+        return ops.add_linear(x, self.down, self.fed(ops, x))
+
+    def mixed(self, ops: Ops, x: Value) -> Value:
+        """What attention gives, [num_tokens, num_heads * head_dim]."""
+        return ops.attend(ops.linear(self.qkv, ops.norm(x, self.attention_norm, self.eps)), self.attention)
+
+    def fed(self, ops: Ops, x: Value) -> Value:
+        """What the MLP's gate lets through, [num_tokens, intermediate]."""
+        return ops.gated(self.gate_up, ops.norm(x, self.mlp_norm, self.eps), self.activation)
 
 
 class DecoderModel(CausalLM):
@@ -46,116 +48,88 @@ class DecoderModel(CausalLM):
     The methods that take a prefix of tensor names are what families override.
     """
 
+    # The tensor that norms the MLP's input.
+    mlp_norm_name = "post_attention_layernorm"
+
     def __init__(self, config: ModelDescription, build: Builder) -> None:
         self.config = config
-        self._ops = build.ops
-        self._mode = build.mode
-        self._device = build.device
         hidden, vocab = config.hidden_size, config.vocab_size
         self._embedding = build.table("model.embed_tokens.weight", vocab, hidden)
-        # Rounded as the table is: so it is trained.
-        self._embedding_scale = float(torch.tensor(config.embedding_scale).to(build.mode.stored))
-        plan = build.attention_plan(config.num_heads, config.num_kv_heads, config.head_dim)
-        scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
-        self.shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, scale, plan)
-        self._layers = [self.layer(f"model.layers.{i}", build) for i in range(config.num_layers)]
-        self._norm = self.norm("model.norm", hidden, build)
-        self._head: Linear = (
+        self._layers = [self.layer(index, f"model.layers.{index}", build) for index in range(config.num_layers)]
+        self._norm = self.norm("model.norm", build)
+        self._head: Weight = (
             build.head(self._embedding) if config.tie_word_embeddings else build.linear({"lm_head": vocab}, hidden)
         )
-        # Made when the fitted length is known: tables for the longest sequence of some models take 100 MB and more.
-        self._rotary: list[RotaryTable] = []
 
-    def layer(self, prefix: str, build: Builder) -> DecoderLayer:
+    def layer(self, index: int, prefix: str, build: Builder) -> DecoderLayer:
         """The layer whose tensors start with `prefix`."""
+        config = self.config
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return DecoderLayer(
-            dtype=build.mode.compute,
-            attention_norm=self.norm(f"{prefix}.input_layernorm", self.config.hidden_size, build),
-            attention=self.attention(f"{prefix}.self_attn", build),
-            mlp_norm=self.norm(f"{prefix}.post_attention_layernorm", self.config.hidden_size, build),
-            mlp=self.mlp(f"{prefix}.mlp", build),
+            eps=config.rms_norm_eps,
+            attention_norm=self.norm(f"{prefix}.input_layernorm", build),
+            qkv=self.qkv(attention, build),
+            attention=self.attention(index, attention, build),
+            output=build.linear({f"{attention}.o_proj": config.hidden_size}, self.queries, bias=config.output_bias),
+            mlp_norm=self.norm(f"{prefix}.{self.mlp_norm_name}", build),
+            gate_up=self.gate_up(mlp, build),
+            activation=config.activation,
+            down=build.linear({f"{mlp}.down_proj": config.hidden_size}, config.intermediate_size, bias=config.mlp_bias),
         )
 
-    def attention(self, prefix: str, build: Builder) -> AttentionBlock:
-        """The attention block of a layer."""
-        config, queries = self.config, self.shape.num_heads * self.shape.head_dim
-        return AttentionBlock(
-            ops=build.ops,
-            shape=self.shape,
-            qkv=self.qkv(prefix, build),
-            output=build.linear({f"{prefix}.o_proj": config.hidden_size}, queries, bias=config.output_bias),
+    @property
+    def queries(self) -> int:
+        """Size of all query heads of a token together."""
+        return self.config.num_heads * self.config.head_dim
+
+    def attention(self, index: int, prefix: str, build: Builder) -> Attention:
+        """How the layer attends."""
+        config = self.config
+        return Attention(
+            layer=index,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=(config.query_pre_attn_scalar or config.head_dim) ** -0.5,
+            rope=config.layer_ropes[index],
+            window=config.layer_windows[index],
             qk_norm=self.qk_norm(prefix, build),
             eps=config.rms_norm_eps,
         )
 
-    def qkv(self, prefix: str, build: Builder) -> Linear:
+    def qkv(self, prefix: str, build: Builder) -> Weight:
         """The product that gives queries, keys and values."""
-        queries, keys = (heads * self.shape.head_dim for heads in (self.shape.num_heads, self.shape.num_kv_heads))
-        parts = {f"{prefix}.q_proj": queries, f"{prefix}.k_proj": keys, f"{prefix}.v_proj": keys}
+        keys = self.config.num_kv_heads * self.config.head_dim
+        parts = {f"{prefix}.q_proj": self.queries, f"{prefix}.k_proj": keys, f"{prefix}.v_proj": keys}
         return build.linear(parts, self.config.hidden_size, bias=self.config.qkv_bias)
 
-    def qk_norm(self, prefix: str, build: Builder) -> torch.Tensor | None:
-        """Norm weights of each query and key head [num_heads + num_kv_heads, head_dim], in families that have them."""
+    def qk_norm(self, prefix: str, build: Builder) -> Norm | None:
+        """Norm weights of each query and key head, in families that have them."""
         return None
 
-    def mlp(self, prefix: str, build: Builder) -> GatedMLP:
-        """The gated MLP of a layer."""
-        config = self.config
-        return GatedMLP(
-            activate=build.activation(config.activation),
-            gate_up=self.gate_up(prefix, build),
-            down=build.linear(
-                {f"{prefix}.down_proj": config.hidden_size}, config.intermediate_size, bias=config.mlp_bias
-            ),
-        )
-
-    def gate_up(self, prefix: str, build: Builder) -> Linear:
+    def gate_up(self, prefix: str, build: Builder) -> Weight:
         """The product that gives the MLP's gate and what it gates."""
         size = self.config.intermediate_size
         parts = {f"{prefix}.gate_proj": size, f"{prefix}.up_proj": size}
-        return build.linear(parts, self.config.hidden_size, bias=self.config.mlp_bias)
+        return build.linear(parts, self.config.hidden_size, bias=self.config.mlp_bias, gated=True)
 
-    def norm(self, prefix: str, size: int, build: Builder) -> torch.Tensor:
-        """The weight of an RMS norm."""
-        return build.norm(f"{prefix}.weight", size, self.config.norm_weight_offset)
+    def norm(self, prefix: str, build: Builder) -> Norm:
+        """The weight of an RMS norm over the residual stream."""
+        return build.norm(f"{prefix}.weight", self.config.hidden_size, self.config.norm_weight_offset)
 
-    def _rotary_tables(self, max_positions: int) -> list[RotaryTable]:
-        """One entry a layer; layers with equal embeddings share a table."""
-        tables = {
-            rope: RotaryTable(self.config.rotary_dim, rope, max_positions, self._device)
-            for rope in dict.fromkeys(self.config.layer_ropes)
-        }
-        return [tables[rope] for rope in self.config.layer_ropes]
-
-    def set_max_model_len(self, max_model_len: int) -> None:
-        self._rotary = self._rotary_tables(max_model_len)
-
-    def kv_specs(self) -> list[LayerKVSpec]:
-        config, dtype = self.config, self._mode.kv
-        name = str(dtype).removeprefix("torch.")
+    def kv_specs(self, dtype: str, dtype_size: int) -> list[LayerKVSpec]:
+        config = self.config
         return [
-            LayerKVSpec(layer, config.num_kv_heads, config.head_dim, name, dtype.itemsize, window)
+            LayerKVSpec(layer, config.num_kv_heads, config.head_dim, dtype, dtype_size, window)
             for layer, window in enumerate(config.layer_windows)
         ]
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: list[torch.Tensor],
-        metadata: Sequence[AttentionMetadata],
-    ) -> torch.Tensor:
-        if not self._rotary:
-            self.set_max_model_len(self.config.max_position_embeddings)
-        eps = self.config.rms_norm_eps
-        x = self._ops.embedding(token_ids, self._embedding, torch.float32)
-        if self._embedding_scale != 1:
-            x.mul_(self._embedding_scale)
-        cos_sin = {table: table.at(positions, self._mode.compute) for table in dict.fromkeys(self._rotary)}
-        for layer, table, cache, places in zip(self._layers, self._rotary, kv_caches, metadata, strict=True):
-            x = layer(x, eps, cos_sin[table], cache, places)
+    def forward(self, ops: Ops) -> Value:
+        x = ops.embed(self._embedding, self.config.embedding_scale)
+        for index, layer in enumerate(self._layers):
+            x = layer(ops, x)
+            ops.tap(f"layer {index}", x)
         return x
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        normed = self._ops.rms_norm(hidden, self._norm, self.config.rms_norm_eps, self._mode.compute)
-        return self._head(normed).float()
+    def logits(self, ops: Ops, hidden: Value) -> Value:
+        return ops.head(hidden, self._norm, self.config.rms_norm_eps, self._head)

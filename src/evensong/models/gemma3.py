@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from evensong.layers.attention.block import CosSin
-from evensong.layers.attention.metadata import AttentionMetadata
-from evensong.layers.builder import Builder
+from evensong.kernels.interface import Builder, Norm, Ops, Value
 from evensong.models.decoder import DecoderLayer
 from evensong.models.qwen3 import Qwen3ForCausalLM
 
@@ -17,32 +13,22 @@ from evensong.models.qwen3 import Qwen3ForCausalLM
 class Gemma3Layer(DecoderLayer):
     """A layer that norms what attention and MLP give, in float32, before it is added to the residual stream."""
 
-    attention_end_norm: torch.Tensor
-    mlp_end_norm: torch.Tensor
+    attention_end_norm: Norm
+    mlp_end_norm: Norm
 
-    def __call__(
-        self, x: torch.Tensor, eps: float, cos_sin: CosSin, cache: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        norm = self.attention.ops.rms_norm
-        mixed = self.attention(norm(x, self.attention_norm, eps, self.dtype), cos_sin, cache, metadata)
-        x.add_(norm(mixed, self.attention_end_norm, eps, x.dtype))
-        fed = self.mlp(norm(x, self.mlp_norm, eps, self.dtype))
-        return x.add_(norm(fed, self.mlp_end_norm, eps, x.dtype))
+    def __call__(self, ops: Ops, x: Value) -> Value:
+        x = ops.add_norm(x, ops.linear(self.output, self.mixed(ops, x)), self.attention_end_norm, self.eps)
+        return ops.add_norm(x, ops.linear(self.down, self.fed(ops, x)), self.mlp_end_norm, self.eps)
 
 
 class Gemma3ForCausalLM(Qwen3ForCausalLM):
     """The shared decoder with Qwen3's QK-norm and two further norms a layer."""
 
-    def layer(self, prefix: str, build: Builder) -> DecoderLayer:
-        def norm(name: str) -> torch.Tensor:
-            return self.norm(f"{prefix}.{name}", self.config.hidden_size, build)
+    mlp_norm_name = "pre_feedforward_layernorm"
 
+    def layer(self, index: int, prefix: str, build: Builder) -> DecoderLayer:
         return Gemma3Layer(
-            dtype=build.mode.compute,
-            attention_norm=norm("input_layernorm"),
-            attention=self.attention(f"{prefix}.self_attn", build),
-            attention_end_norm=norm("post_attention_layernorm"),
-            mlp_norm=norm("pre_feedforward_layernorm"),
-            mlp=self.mlp(f"{prefix}.mlp", build),
-            mlp_end_norm=norm("post_feedforward_layernorm"),
+            **vars(super().layer(index, prefix, build)),
+            attention_end_norm=self.norm(f"{prefix}.post_attention_layernorm", build),
+            mlp_end_norm=self.norm(f"{prefix}.post_feedforward_layernorm", build),
         )

@@ -1,21 +1,17 @@
-"""Loads a model: the only place where stored tensors become torch tensors."""
+"""Reads a model's tensors, in the order of its declarations, dequantising ahead of whoever packs them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 
-import numpy as np
-import torch
-
-from evensong.kernels.dispatch import ops_for
-from evensong.kernels.mode import NumericMode
-from evensong.layers.builder import Builder
+from evensong.kernels.interface import Builder, Float32
 from evensong.models.base import CausalLM
 from evensong.models.registry import model_class
 from evensong.protocol.errors import ConfigError
-from evensong.sources.dequant import Float32, dequantize
-from evensong.sources.model_config import ModelDescription
+from evensong.sources.dequant import dequantize
+from evensong.sources.model_description import ModelDescription
 from evensong.sources.weights import Weights
 
 # Called after each tensor.
@@ -25,9 +21,9 @@ _AHEAD = 12
 
 
 class TensorReader:
-    """Hands out tensors by name, dequantising the next ones in a second thread while one is packed."""
+    """Hands out tensors by name, dequantising the next ones in a second thread. A context: the thread ends with it."""
 
-    def __init__(self, weights: Weights, progress: Progress | None) -> None:
+    def __init__(self, weights: Weights, progress: Progress | None = None) -> None:
         self._weights = weights
         self._progress = progress
         self._names = list(weights)
@@ -36,7 +32,7 @@ class TensorReader:
         self._ready: dict[str, Future[Float32]] = {}
         self.read: set[str] = set()
 
-    def __call__(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Float32:
         """The tensor as float32. Raises ConfigError when it is missing or has another shape."""
         entry = self._weights.get(name)
         if entry is None:
@@ -49,11 +45,14 @@ class TensorReader:
         self.read.add(name)
         if self._progress is not None:
             self._progress()
-        # Mapped files are read-only, which torch does not take.
-        return torch.from_numpy(values if values.flags.writeable else np.array(values))
+        return values
 
-    def close(self) -> None:
-        """Ends the thread."""
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _look_ahead(self, current: str) -> None:
@@ -65,26 +64,11 @@ class TensorReader:
                 self._ready[name] = self._pool.submit(dequantize, self._weights[name])
 
 
-@torch.inference_mode()
-def load_model(
-    description: ModelDescription,
-    weights: Weights,
-    mode: NumericMode,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> CausalLM:
-    """The model, its weights packed for `device`. Raises ConfigError for missing, surplus or mis-shaped tensors."""
-    reader = TensorReader(weights, progress)
-    try:
-        builder = Builder(reader, ops_for(device), mode, device)
-        model = model_class(description.family)(description, builder)
-        model.trial_results = builder.trial_results()
-    finally:
-        reader.close()
-    surplus = set(weights) - reader.read - ({"lm_head.weight"} if description.tie_word_embeddings else set())
-    if surplus:
-        raise ConfigError(
-            f"the model's files hold {len(surplus)} tensors that the {description.family} family does not have, "
-            f"such as {min(surplus)}"
-        )
-    return model
+def build_model(description: ModelDescription, builder: Builder) -> CausalLM:
+    """The model, its weights taken from `builder`. Raises ConfigError for tensors that do not fit."""
+    return model_class(description.family)(description, builder)
+
+
+def ignored_tensors(description: ModelDescription) -> Collection[str]:
+    """Tensors that a file may hold and nobody reads: a head that is the embedding's."""
+    return ("lm_head.weight",) if description.tie_word_embeddings else ()

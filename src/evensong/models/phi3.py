@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from evensong.kernels.linear import Linear
-from evensong.layers.builder import Builder
+from evensong.kernels.interface import Builder, Weight
 from evensong.models.decoder import DecoderModel
 
 
 class Phi3ForCausalLM(DecoderModel):
     """The shared decoder with fused tensors: queries, keys, values; gate, up."""
 
-    def qkv(self, prefix: str, build: Builder) -> Linear:
-        heads = self.shape.num_heads + 2 * self.shape.num_kv_heads
-        return build.linear({f"{prefix}.qkv_proj": heads * self.shape.head_dim}, self.config.hidden_size)
+    def qkv(self, prefix: str, build: Builder) -> Weight:
+        size = self.queries + 2 * self.config.num_kv_heads * self.config.head_dim
+        return build.linear({f"{prefix}.qkv_proj": size}, self.config.hidden_size)
 
-    def gate_up(self, prefix: str, build: Builder) -> Linear:
-        return build.linear({f"{prefix}.gate_up_proj": 2 * self.config.intermediate_size}, self.config.hidden_size)
+    def gate_up(self, prefix: str, build: Builder) -> Weight:
+        size = 2 * self.config.intermediate_size
+        return build.linear({f"{prefix}.gate_up_proj": size}, self.config.hidden_size, gated=True)

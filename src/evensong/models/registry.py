@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from evensong.layers.builder import Builder
+from evensong.kernels.interface import Builder
 from evensong.models.base import CausalLM
 from evensong.sources.families import family_named
 from evensong.sources.model_description import ModelDescription

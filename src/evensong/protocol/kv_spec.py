@@ -39,11 +39,16 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True, array_like=True):
-    """The pool that every rank allocates: `num_blocks` blocks, each of `block_size` tokens of one layer group."""
+    """The pool that every rank allocates: `num_blocks` blocks, each of `block_size` tokens of one layer group.
+
+    `max_num_seqs` and `max_num_batched_tokens`: the largest step that will use it.
+    """
 
     num_blocks: int
     block_size: int
     groups: tuple[LayerGroup, ...] = (LayerGroup(),)
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
 
 
 class ModelLimits(msgspec.Struct, frozen=True, array_like=True):

@@ -6,14 +6,14 @@ in the batch. A step that no row wants costs nothing.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from evensong.protocol.output import TokenLogprobs
-from evensong.sampling import allowed, bad_words, bias, filters, gumbel, min_tokens, penalties
-from evensong.sampling.logprobs import token_logprobs
+from evensong.sampling import allowed, bad_words, bias, min_tokens, penalties
 from evensong.sampling.row import Float32, SamplingRow
 
 # Adding a feature that changes logits: one file, and one line here.
@@ -32,16 +32,25 @@ class Sampled:
     exhausted: bool = False
 
 
-def sample_rows(logits: Float32, rows: Sequence[SamplingRow], num_token_ids: int) -> list[Sampled]:
-    """One token per row of `logits` [num_rows, padded_vocab_size].
+class Draws(ABC):
+    """What is done to a whole row of the vocabulary: filters and noise, and log-probabilities."""
 
-    Columns from `num_token_ids` on pad the vocabulary: they are cut off here and can never be sampled.
-    """
-    real = logits[:, :num_token_ids]
-    return [_sample_row(real[index], row) for index, row in enumerate(rows)]
+    @abstractmethod
+    def draw(self, logits: Float32, row: SamplingRow) -> int:
+        """A token at a temperature above 0. The largest logit is finite, so that at least its token is a candidate."""
+
+    @abstractmethod
+    def logprobs(self, logits: Float32, token_id: int, count: int, asked: Sequence[int]) -> TokenLogprobs:
+        """Log-probability of `token_id`, of the `count` best ones and of those `asked` for; `logits` are raw."""
 
 
-def _sample_row(raw: Float32, row: SamplingRow) -> Sampled:
+def changes_logits(row: SamplingRow) -> bool:
+    """Whether any step changes the row's logits before a token is drawn."""
+    return any(step.wanted(row.params) for step in LOGIT_STEPS)
+
+
+def sample_row(raw: Float32, row: SamplingRow, draws: Draws) -> Sampled:
+    """One token of a row of raw logits [num_token_ids]; padding of the vocabulary is cut off before."""
     params = row.params
     best = _best(raw)
     logits = raw
@@ -56,21 +65,13 @@ def _sample_row(raw: Float32, row: SamplingRow) -> Sampled:
             return Sampled(-1, exhausted=True)
     if best is None:
         return Sampled(-1, error=NO_TOKEN)
-    token_id = best if params.greedy else _draw(logits, row)
+    token_id = best if params.greedy else draws.draw(logits, row)
     count = params.num_logprobs
     asked = params.logprob_token_ids or ()
-    return Sampled(token_id, None if count is None else token_logprobs(raw, token_id, count, asked))
+    return Sampled(token_id, None if count is None else draws.logprobs(raw, token_id, count, asked))
 
 
 def _best(logits: Float32) -> int | None:
     """The largest logit's id, the lowest on a tie; None where a NaN or +inf stands, or nothing but -inf."""
     best = int(logits.argmax())  # a NaN counts as largest
     return best if np.isfinite(logits[best]) else None
-
-
-def _draw(logits: Float32, row: SamplingRow) -> int:
-    """A token at a temperature above 0. The largest logit is finite, so that at least its token is a candidate."""
-    candidates = filters.scale(row.params, logits)
-    for keep_some in filters.ORDER:
-        keep_some(row.params, candidates)
-    return gumbel.sample(candidates, row.params.seed or 0, row.position)

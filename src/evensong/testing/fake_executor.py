@@ -138,8 +138,8 @@ class FakeExecutor(Executor):
             raise AttributeError(f"the worker has no method {method!r}")
         return [call(*args)]
 
-    def watch_progress(self, tick: Callable[[], None]) -> None:
-        self.worker.tick = tick
+    def watch_progress(self, page: ProgressPage) -> None:
+        self.worker.tick = page.tick
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
         self._callbacks.append(callback)

@@ -30,6 +30,12 @@ def usable_cpus() -> int:
     return count
 
 
+def compute_threads() -> int:
+    """Threads that share a step: every processor that may be used, or fewer where OMP_NUM_THREADS says so."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(usable_cpus(), int(asked)) if asked.isdigit() and int(asked) else usable_cpus()
+
+
 def memory_limit_bytes() -> int:
     """Memory that this process may use at most: the container's limit, else the machine's."""
     limits = [limit for limit, _ in _memory_groups()]

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 PAGE_BYTES = mmap.PAGESIZE
 NO_PAGE = -1
-_STEPS, _TICKS, _LAST, _STATE, _TOKENS = range(5)
+_STEPS, TICKS_WORD, LAST_WORD, _STATE, _TOKENS = range(5)
 
 
 class CoreState(IntEnum):
@@ -35,8 +35,8 @@ class ProgressPage:
 
     def tick(self) -> None:
         """A step comes forward."""
-        self._words[_TICKS] += 1
-        self._words[_LAST] = time.monotonic_ns()
+        self._words[TICKS_WORD] += 1
+        self._words[LAST_WORD] = time.monotonic_ns()
 
     def step_begins(self, num_tokens: int) -> None:
         """A step over so many tokens begins."""
@@ -52,6 +52,11 @@ class ProgressPage:
     def set_state(self, state: CoreState) -> None:
         """Whether it takes steps at all."""
         self._words[_STATE] = state
+
+    @property
+    def words(self) -> memoryview:
+        """All figures: native code moves TICKS_WORD and LAST_WORD (nanoseconds of the monotonic clock) itself."""
+        return self._words
 
     # ---- others read
 
@@ -73,7 +78,7 @@ class ProgressPage:
     @property
     def seconds_still(self) -> float:
         """Seconds since it last came forward; the clock is the same in all processes of a machine."""
-        return max(time.monotonic_ns() - int(self._words[_LAST]), 0) / 1e9
+        return max(time.monotonic_ns() - int(self._words[LAST_WORD]), 0) / 1e9
 
     def close(self) -> None:
         """Unmaps the page; safe to call twice."""

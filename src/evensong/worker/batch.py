@@ -11,22 +11,28 @@ from evensong.protocol.step import SchedulerOutput
 from evensong.worker.slots import SlotTable
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`token_ids` and `positions` are [num_tokens]; the rest is one entry a request, in the plan's order.
+    """`token_ids` are [num_tokens]; the rest is one entry a request, in the plan's order.
 
-    `block_tables` are [num_groups, num_blocks]. `sample_rows` are the rows, among num_tokens, whose next token is
+    `block_tables` are int32 [num_groups, num_blocks]. `sample_rows` are the rows, among num_tokens, whose next token is
     sampled, in the order of the plan's sampling_request_ids.
     """
 
     token_ids: Int64
-    positions: Int64
     num_query_tokens: list[int]
     num_computed_tokens: list[int]
-    block_tables: list[Int64]
+    block_tables: list[Int32]
     sample_rows: Int64
+
+    def positions(self) -> Int64:
+        """The position of each token in its sequence."""
+        starts = zip(self.num_query_tokens, self.num_computed_tokens, strict=True)
+        parts = [np.arange(start, start + count) for count, start in starts]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def build_batch(plan: SchedulerOutput, slots: SlotTable) -> Batch:
@@ -36,17 +42,14 @@ def build_batch(plan: SchedulerOutput, slots: SlotTable) -> Batch:
     computed = [slot.num_computed_tokens for slot in slots_of_rows]
     num_tokens = sum(counts)
     token_ids = np.empty(num_tokens, dtype=np.int64)
-    positions = np.arange(num_tokens, dtype=np.int64)
     last_row: dict[str, int] = {}
     row = 0
     for request_id, slot, start, count in zip(plan.num_scheduled_tokens, slots_of_rows, computed, counts, strict=True):
         token_ids[row : row + count] = slot.tokens[start : start + count]
-        positions[row : row + count] += start - row
         row += count
         last_row[request_id] = row - 1
     return Batch(
         token_ids=token_ids,
-        positions=positions,
         num_query_tokens=counts,
         num_computed_tokens=computed,
         block_tables=[slot.blocks.ids for slot in slots_of_rows],

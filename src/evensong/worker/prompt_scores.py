@@ -1,60 +1,56 @@
 """Log-probabilities of prompts, from the hidden states of the step that computes them.
 
 Logits are made for a few rows at a time, so that memory does not grow with the prompt; a row's bits do not depend on
-how many are made together (kernels/linear.py), nor on the chunk, the batch or the attempt that it is computed in.
+how many are made together, nor on the chunk, the batch or the attempt that it is computed in.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from evensong.models.base import CausalLM
-from evensong.protocol.output import PromptScores, TokenLogprobs
+from evensong.protocol.output import PromptScores
 from evensong.protocol.step import SchedulerOutput
-from evensong.sampling.logprobs import token_logprobs
-from evensong.worker.slots import Slot, SlotTable
-
-# Times the vocabulary, in float32: 13 MB for 50,000 tokens.
-ROWS_AT_ONCE = 64
+from evensong.worker.device import Device, NotFiniteError
+from evensong.worker.slots import SlotTable
 
 NOT_FINITE = "the log-probabilities of the prompt cannot be computed: the model's logits are not finite"
 
 
-class NotFiniteError(ArithmeticError):
-    """A row of logits holds NaN, or nothing that is finite."""
+@dataclass(frozen=True)
+class Wanted:
+    """Positions of a prompt from `start` on: their tokens, and the rows of the step that give their probabilities."""
+
+    request_id: str
+    start: int
+    rows: range
+    token_ids: Sequence[int]
+    num_best: int
 
 
-def score_prompts(
-    model: CausalLM, hidden: torch.Tensor, plan: SchedulerOutput, slots: SlotTable, num_token_ids: int
-) -> tuple[dict[str, PromptScores], dict[str, str]]:
-    """What the plan's requests asked for of the rows in `hidden` [num_tokens, hidden_size], and what failed, by id.
-
-    Called before the slots' computed counts move on.
-    """
-    scores: dict[str, PromptScores] = {}
-    errors: dict[str, str] = {}
+def wanted_scores(plan: SchedulerOutput, slots: SlotTable) -> list[Wanted]:
+    """What the plan's requests asked for of its rows. Called before the slots' computed counts move on."""
+    wanted = []
     first_row = 0
     for request_id, count in plan.num_scheduled_tokens.items():
         slot = slots[request_id]
-        rows = slot.rows_to_score(count)
-        if rows:
-            try:
-                own = hidden[first_row + rows.start - slot.num_computed_tokens :][: len(rows)]
-                scores[request_id] = PromptScores(rows.start + 1, _score(model, own, slot, rows.start, num_token_ids))
-            except NotFiniteError:
-                errors[request_id] = NOT_FINITE
+        scored = slot.rows_to_score(count)
+        if scored:
+            row = first_row + scored.start - slot.num_computed_tokens
+            token_ids = slot.tokens[scored.start + 1 : scored.stop + 1].tolist()
+            rows = range(row, row + len(scored))
+            wanted.append(Wanted(request_id, scored.start + 1, rows, token_ids, slot.params.prompt_logprobs or 0))
         first_row += count
+    return wanted
+
+
+def score_prompts(device: Device, wanted: Sequence[Wanted]) -> tuple[dict[str, PromptScores], dict[str, str]]:
+    """The scores of the step that has just finished, and what failed, by request id."""
+    scores: dict[str, PromptScores] = {}
+    errors: dict[str, str] = {}
+    for one in wanted:
+        try:
+            scores[one.request_id] = PromptScores(one.start, device.score(one.rows, one.token_ids, one.num_best))
+        except NotFiniteError:
+            errors[one.request_id] = NOT_FINITE
     return scores, errors
-
-
-def _score(model: CausalLM, hidden: torch.Tensor, slot: Slot, start: int, num_token_ids: int) -> list[TokenLogprobs]:
-    """The tokens that follow the prompt's rows from `start` on, whose hidden states are `hidden` [num_rows, size]."""
-    positions = []
-    for first in range(0, len(hidden), ROWS_AT_ONCE):
-        logits = model.compute_logits(hidden[first : first + ROWS_AT_ONCE])[:, :num_token_ids].cpu().numpy()
-        for index, row in enumerate(logits, start + first):
-            if not np.isfinite(row.max()):
-                raise NotFiniteError
-            positions.append(token_logprobs(row, int(slot.tokens[index + 1]), slot.params.prompt_logprobs or 0))
-    return positions

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from evensong.kernels.dispatch import OpSet
-from evensong.kernels.mode import NumericMode, numeric_mode
+from evensong.kernels.mode import NumericMode
 from evensong.kvcache.layout import KVLayout, group_layers
-from evensong.layers.builder import Builder
-from evensong.models.base import CausalLM
-from evensong.models.loader import TensorReader, load_model
-from evensong.models.registry import model_class
 from evensong.protocol.kv_spec import NULL_BLOCK, KVCacheConfig
 from evensong.sources.model_config import ModelDescription, load_model_description
 from evensong.sources.resolve import resolve_model
-from evensong.sources.weights import open_weights
+from evensong.sources.weights import source_digest
 from evensong.worker.batch import Batch
-from evensong.worker.kv_memory import KVMemory
-from evensong.worker.layer_views import LayerViews
+from evensong.worker.device import ROWS_AT_ONCE, Device, DeviceSettings, ModelFiles
+from evensong.worker.native_device import NativeDevice
+from evensong.worker.torch_device import TorchDevice
 
 CPU = torch.device("cpu")
 
 
 def load(
-    model: str, dtype: str, mode: NumericMode | None = None, ops: OpSet | None = None
-) -> tuple[CausalLM, ModelDescription]:
-    """The model in the mode and with the ops that this machine takes for `dtype`, or in `mode` and with `ops`."""
+    model: str,
+    dtype: str,
+    mode: NumericMode | None = None,
+    ops: OpSet | None = None,
+    *,
+    isa: str | None = None,
+    kv_dtype: str = "auto",
+    threads: int | None = None,
+    eager: bool = False,
+) -> tuple[Device, ModelDescription]:
+    """The model on the native device; with `ops` on the torch device, computing in `mode`."""
     source = resolve_model(model, progress=False)
     description = load_model_description(source)
-    if ops is not None and mode is not None:
-        with torch.inference_mode():
-            builder = Builder(TensorReader(open_weights(source), None), ops, mode, CPU)
-            return model_class(description.family)(description, builder), description
-    return load_model(description, open_weights(source), mode or numeric_mode(dtype, CPU), CPU), description
+    settings = DeviceSettings("cpu", dtype, kv_dtype, eager)
+    device: Device = (
+        NativeDevice(settings, isa=isa, threads=threads) if ops is None else TorchDevice(settings, ops=ops, mode=mode)
+    )
+    device.load(ModelFiles(source, description, lambda: source_digest(source)), show=False)
+    return device, description
+
+
+def arrays_of(device: Any) -> list[np.ndarray]:
+    """The memory of the device's KV cache, a layer each."""
+    memory = device._kv
+    arrays: list[np.ndarray] = (getattr(memory, "_host", None) or memory).arrays
+    return arrays
+
+
+def poison(array: np.ndarray, start: int, end: int) -> None:
+    """NaN in these rows, whatever the dtype."""
+    array[start:end] = np.nan if array.dtype == np.float32 else 0x7FFF
 
 
 @dataclass
@@ -54,32 +74,42 @@ class Sequence_:
 
 
 class Stepper:
-    """A model with caches full of NaN: whatever is read before it is written, or after it was given back, shows.
-
-    Without `head`, hidden states stand in for logits.
-    """
+    """A model with a cache full of NaN: whatever is read before it is written, or after it was given back, shows."""
 
     def __init__(
-        self, model: CausalLM, *, block_size: int = 16, num_tokens: int = 4096, seed: int = 0, head: bool = True
+        self,
+        model: Device,
+        *,
+        block_size: int = 16,
+        num_tokens: int = 4096,
+        seed: int = 0,
+        max_model_len: int = 2048,
     ) -> None:
-        self.model = model
-        self.head = head
+        self.device: Any = copy.copy(model)
+        self.device._kv = None
         self.block_size = block_size
         specs = model.kv_specs()
         groups = group_layers(specs)
-        config = KVCacheConfig(-(-num_tokens // block_size) * len(groups), block_size, groups)
+        self.config = KVCacheConfig(-(-num_tokens // block_size) * len(groups), block_size, groups)
         self.layout = KVLayout(block_size, tuple(group.window for group in groups), num_tokens)
-        self.views = LayerViews(specs, config)
-        self.free = list(np.random.default_rng(seed).permutation(config.num_blocks))
-        self.caches = KVMemory(specs, config, getattr(torch, specs[0].dtype), CPU).caches
-        for cache in self.caches:
-            cache[:-1].fill_(torch.nan)
+        self.free = list(np.random.default_rng(seed).permutation(self.config.num_blocks))
+        self.device.prepare(self.config, max_model_len, self.vocab_size(model))
+        for array in arrays_of(self.device):
+            poison(array, 0, len(array) - 1)
+
+    @staticmethod
+    def vocab_size(model: Any) -> int:
+        """Logits of a row, those that pad the vocabulary included."""
+        loaded = model._loaded
+        description = loaded[0] if isinstance(loaded, tuple) else loaded.description
+        size: int = description.vocab_size
+        return size
 
     def sequence(self, tokens: Sequence[int]) -> Sequence_:
         """A new sequence in scattered blocks."""
         shape = len(self.layout.windows), -(-len(tokens) // self.block_size)
         blocks = [self.free.pop() for _ in range(shape[0] * shape[1])]
-        return Sequence_(list(tokens), np.array(blocks, dtype=np.int64).reshape(shape))
+        return Sequence_(list(tokens), np.array(blocks, dtype=np.int32).reshape(shape))
 
     def sharing(self, other: Sequence_, tokens: Sequence[int]) -> Sequence_:
         """A new sequence on the computed blocks of another, as a prefix hit gives them."""
@@ -88,33 +118,32 @@ class Stepper:
         self.free += shared.blocks[:, :num_hit].reshape(-1).tolist()
         shared.blocks[:, :num_hit] = other.blocks[:, :num_hit]
         shared.computed = num_hit * self.block_size
-        self._forget(shared, poison=False)
+        self._forget(shared, poisoned=False)
         return shared
 
-    @torch.inference_mode()
     def step(self, work: Sequence[tuple[Sequence_, int]]) -> None:
         """Computes the next tokens of each sequence, together; every token's logits are kept."""
         counts = [count for _, count in work]
         computed = [sequence.computed for sequence, _ in work]
         tokens = [t for s, count in work for t in s.tokens[s.computed : s.computed + count]]
-        positions = [p for s, count in work for p in range(s.computed, s.computed + count)]
         tables = [sequence.blocks for sequence, _ in work]
-        batch = Batch(np.array(tokens), np.array(positions), counts, computed, tables, np.array([]))
-        metadata = self.views.metadata(batch, self.caches[0].shape[0] - 1, CPU)
-        hidden = self.model.forward(torch.tensor(tokens), torch.tensor(positions), self.caches, metadata)
-        results = self.model.compute_logits(hidden) if self.head else hidden
+        batch = Batch(np.array(tokens, dtype=np.int64), counts, computed, tables, np.empty(0, dtype=np.int64))
+        self.device.start(batch, [])
+        self.device.finish()
+        parts = [range(len(tokens))[first : first + ROWS_AT_ONCE] for first in range(0, len(tokens), ROWS_AT_ONCE)]
+        results = torch.cat([torch.from_numpy(self.device.logits(part)) for part in parts])
         for (sequence, count), logits in zip(work, results.split(counts), strict=True):
             sequence.logits.append(logits.clone())
             sequence.computed += count
-            self._forget(sequence, poison=True)
+            self._forget(sequence, poisoned=True)
 
-    def _forget(self, sequence: Sequence_, *, poison: bool) -> None:
-        """The sequence gives back what its windows have passed; `poison` fills it with NaN."""
+    def _forget(self, sequence: Sequence_, *, poisoned: bool) -> None:
+        """The sequence gives back what its windows have passed; `poisoned` fills it with NaN."""
         for group, window in enumerate(self.layout.windows):
             passed = sequence.blocks[group, : self.layout.first_block(sequence.computed, window)]
-            for block in passed[passed != NULL_BLOCK].tolist() if poison else ():
-                for cache in self.caches:
-                    cache[block * self.block_size : (block + 1) * self.block_size] = torch.nan
+            for block in passed[passed != NULL_BLOCK].tolist() if poisoned else ():
+                for array in arrays_of(self.device):
+                    poison(array, block * self.block_size, (block + 1) * self.block_size)
             passed[:] = NULL_BLOCK
 
     def run(self, tokens: Sequence[int], chunk: int) -> torch.Tensor:

@@ -12,9 +12,10 @@ import torch
 import transformers
 
 from evensong.kernels.dispatch import OPS
-from evensong.kernels.mode import NumericMode
+from evensong.kernels.mode import BFLOAT16, FLOAT16, FLOAT32, WIDENED, NumericMode
 from evensong.sources.families import FAMILIES
 from evensong.testing.tiny_models import byte_tokenizer
+from evensong.worker.device import Device
 from tests.unit.models.random_models import SMALL, VOCAB_SIZE, logits, random_model, write_gguf
 from tests.unit.models.stepping import Stepper, load
 
@@ -176,8 +177,7 @@ def test_longrope_goes_by_the_fitted_length(tmp_path: Path) -> None:
     tokens = tokens_of(129)
     long = Stepper(ours).run(tokens, 129)
     assert (long - logits(theirs, tokens)).abs().max() < 1e-3
-    ours.set_max_model_len(128)
-    short = Stepper(ours).run(tokens[:128], 128)
+    short = Stepper(ours, max_model_len=128).run(tokens[:128], 128)
     assert (short - logits(theirs, tokens[:128])).abs().max() < 1e-3
     assert (short - long[:128]).abs().max() > 0.01
 
@@ -206,18 +206,28 @@ def test_a_gguf_file_gives_the_same_bits_as_the_folder(family: str, case: str, t
     assert torch.equal(ours, expected) if exact else (ours - expected).abs().max() < 1e-3
 
 
-MODES = {
-    "float32": NumericMode("float32", torch.float32, torch.float32, torch.float32),
-    "widened": NumericMode("bfloat16-widened", torch.bfloat16, torch.float32, torch.bfloat16),
-    "native": NumericMode("bfloat16", torch.bfloat16, torch.bfloat16, torch.bfloat16),
+# How a family is computed: by torch in a mode, or natively in a run dtype.
+MODES: dict[str, NumericMode | str] = {
+    "torch, float32": FLOAT32,
+    "torch, widened": WIDENED,
+    "torch, bfloat16": BFLOAT16,
+    "native, float32": "float32",
+    "native, bfloat16": "bfloat16",
 }
 
 
-@pytest.mark.parametrize("mode", ["float32", "widened"])
+def load_in(mode: str, folder: Path) -> Device:
+    asked = MODES[mode]
+    if isinstance(asked, str):
+        return load(str(folder), asked)[0]
+    return load(str(folder), "float32", asked, OPS["cpu"])[0]
+
+
+@pytest.mark.parametrize("mode", ["torch, float32", "torch, widened", "native, float32", "native, bfloat16"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "phi3"])
 def test_chunks_and_neighbours_change_no_bit(family: str, mode: str, tmp_path: Path) -> None:
     random_model(list(CONFIGS[family].values())[-1](), tmp_path)
-    model = load(str(tmp_path), "float32", MODES[mode], OPS["cpu"])[0]
+    model = load_in(mode, tmp_path)
     tokens = tokens_of(200)
     whole = Stepper(model).run(tokens, 200)
     assert whole.isfinite().all()
@@ -246,7 +256,7 @@ def test_a_window_changes_no_bit_in_any_chunks_or_after_a_hit(
 ) -> None:
     """Blocks that were given back hold NaN: in chunks, token by token, on another's prefix, computed a second time."""
     random_model(CONFIGS[family][case](), tmp_path)
-    model = load(str(tmp_path), "float32", MODES[mode], OPS["cpu"])[0]
+    model = load_in(mode, tmp_path)
     tokens = tokens_of(280)
     whole = Stepper(model).run(tokens, 280)
     assert whole.isfinite().all()
@@ -273,8 +283,7 @@ def test_a_window_changes_no_bit_in_any_chunks_or_after_a_hit(
 def test_the_ops_of_a_device_in_float16(family: str, tmp_path: Path) -> None:
     """What CUDA runs for `--dtype float16`, here on the CPU: close to the same weights computed in float32."""
     random_model(list(CONFIGS[family].values())[-1](), tmp_path)
-    half = NumericMode("float16", torch.float16, torch.float16, torch.float16)
-    wide = NumericMode("float16 in float32", torch.float16, torch.float32, torch.float32)
+    half, wide = FLOAT16, NumericMode("float16 in float32", "float16", "float32", "float32")
     tokens = tokens_of(150)
     ours, exact = (
         Stepper(load(str(tmp_path), "float32", mode, OPS["cuda"])[0]).run(tokens, 100) for mode in (half, wide)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evensong.kernels.mode import numeric_mode
+from evensong.kernels.cpu.builders import NamingBuilder
 from evensong.models.base import CausalLM
-from evensong.models.loader import load_model
+from evensong.models.loader import TensorReader, build_model
 from evensong.models.registry import model_class
 from evensong.protocol.errors import ConfigError
 from evensong.sources.families import FAMILIES
@@ -19,7 +19,7 @@ from evensong.sources.model_config import load_model_description
 from evensong.sources.resolve import resolve_model
 from evensong.sources.weights import open_weights
 from evensong.testing.tiny_models import TinyLlama, write_tiny_llama
-from tests.unit.models.stepping import CPU, Stepper, load
+from tests.unit.models.stepping import Stepper, load
 
 
 @pytest.fixture
@@ -67,8 +67,12 @@ def test_a_surplus_tensor(folder: Path) -> None:
 def test_progress_is_called_for_each_tensor(folder: Path) -> None:
     source = resolve_model(str(folder))
     weights, calls = open_weights(source), itertools.count(1)
-    load_model(load_model_description(source), weights, numeric_mode("float32", CPU), CPU, lambda: next(calls))
-    assert next(calls) == len(weights) + 1
+    names = NamingBuilder()
+    build_model(load_model_description(source), names)
+    with TensorReader(weights, lambda: next(calls)) as read:
+        for name, shape in names.expected.items():
+            assert read(name, shape).shape == shape
+    assert next(calls) == len(weights) + 1 and read.read == set(weights)
 
 
 def test_a_tied_head_may_be_stored_as_well(folder: Path) -> None:
@@ -89,9 +93,8 @@ def test_kv_specs_follow_the_mode(folder: Path) -> None:
 def test_rotary_tables_follow_the_fitted_length(folder: Path) -> None:
     model = load(str(folder), "float32")[0]
     tokens = list(range(60))
-    before = Stepper(model).run(tokens, 60)
-    model.set_max_model_len(60)
-    assert torch.equal(Stepper(model).run(tokens, 60), before)
+    before = Stepper(model, max_model_len=2048).run(tokens, 60)
+    assert torch.equal(Stepper(model, max_model_len=60).run(tokens, 60), before)
 
 
 def test_every_known_family_has_a_model() -> None:

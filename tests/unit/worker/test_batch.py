@@ -29,7 +29,7 @@ def test_a_mixed_batch() -> None:
     slots.apply(plan)
     batch = build_batch(plan, slots)
     assert batch.token_ids.tolist() == [9, *range(110, 126), 60, 61]
-    assert batch.positions.tolist() == [2, *range(10, 26), 0, 1]
+    assert batch.positions().tolist() == [2, *range(10, 26), 0, 1]
     assert batch.num_query_tokens == [1, 16, 2]
     assert batch.num_computed_tokens == [2, 10, 0]
     assert [table.tolist() for table in batch.block_tables] == [[[5]], [[0, 1, 2, 3]], [[6]]]
@@ -38,5 +38,5 @@ def test_a_mixed_batch() -> None:
 
 def test_an_empty_plan() -> None:
     batch = build_batch(SchedulerOutput(1, [], CachedRequestData(), {}, [], []), SlotTable())
-    assert len(batch.token_ids) == len(batch.positions) == len(batch.sample_rows) == 0
+    assert len(batch.token_ids) == len(batch.positions()) == len(batch.sample_rows) == 0
     assert batch.num_query_tokens == batch.num_computed_tokens == batch.block_tables == []

@@ -5,20 +5,24 @@ from __future__ import annotations
 import mmap
 import struct
 
+import numpy as np
 import pytest
-import torch
 
 from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup, LayerKVSpec
 from evensong.worker import kv_memory
-from evensong.worker.kv_memory import PIECE_BYTES, KVMemory
+from evensong.worker.device import PROBE_TOKENS
+from evensong.worker.kv_memory import PIECE_BYTES, HostKV
 
 SPECS = [LayerKVSpec(layer, 2, 16, "bfloat16", 2) for layer in range(3)]
-CPU = torch.device("cpu")
 
 
-def _present(cache: torch.Tensor) -> float:
+def place(cache: np.ndarray) -> int:
+    return int(cache.__array_interface__["data"][0])
+
+
+def _present(cache: np.ndarray) -> float:
     """The share of the tensor's pages that the kernel has found: bit 63 of their entries in the page map."""
-    first, last = (address // mmap.PAGESIZE for address in (cache.data_ptr(), cache.data_ptr() + cache.nbytes - 1))
+    first, last = (address // mmap.PAGESIZE for address in (place(cache), place(cache) + cache.nbytes - 1))
     with open("/proc/self/pagemap", "rb") as pagemap:
         pagemap.seek(8 * first)
         entries = struct.unpack(f"<{last - first + 1}Q", pagemap.read(8 * (last - first + 1)))
@@ -26,67 +30,58 @@ def _present(cache: torch.Tensor) -> float:
 
 
 def test_shapes_and_the_row_of_zeros() -> None:
-    caches = KVMemory(SPECS, KVCacheConfig(5, 8), torch.bfloat16, CPU).caches
-    assert [tuple(cache.shape) for cache in caches] == [(41, 64)] * 3
-    assert all(cache.dtype == torch.bfloat16 and not cache[40].any() for cache in caches)
-    assert len({cache.data_ptr() for cache in caches}) == 3
+    caches = HostKV(SPECS, KVCacheConfig(5, 8), "bfloat16").arrays
+    assert [tuple(cache.shape) for cache in caches] == [(5 * 8 + PROBE_TOKENS + 1, 64)] * 3
+    assert all(cache.dtype == np.uint16 and not cache[-1].any() for cache in caches)
+    assert len({place(cache) for cache in caches}) == 3
 
 
 def test_layer_groups_share_tensors() -> None:
     groups = (LayerGroup(4, (0, 2)), LayerGroup(None, (1,)))
-    first, second, third = KVMemory(SPECS, KVCacheConfig(5, 8, groups), torch.bfloat16, CPU).caches
-    assert first.data_ptr() == second.data_ptr() != third.data_ptr()
-    assert first.shape == third.shape == (41, 64)
+    first, second, third = HostKV(SPECS, KVCacheConfig(5, 8, groups), "bfloat16").arrays
+    assert place(first) == place(second) != place(third)
+    assert first.shape == third.shape == (5 * 8 + PROBE_TOKENS + 1, 64)
 
 
 def test_touching_finds_every_page_and_changes_no_byte() -> None:
-    blocks = 5 * PIECE_BYTES // (2 * 8 * 64 * 2)  # two pieces and a half for each layer
-    memory = KVMemory(SPECS, KVCacheConfig(blocks, 8), torch.bfloat16, CPU)
-    for layer, cache in enumerate(memory.caches):
+    blocks = 5 * PIECE_BYTES // (2 * 8 * 64 * 2) - 9  # two pieces and a half for each layer
+    memory = HostKV(SPECS, KVCacheConfig(blocks, 8), "bfloat16")
+    for layer, cache in enumerate(memory.arrays):
         cache[0], cache[-2] = layer + 1, layer + 2
-    assert all(_present(cache) < 1 for cache in memory.caches)
+    assert all(_present(cache) < 1 for cache in memory.arrays)
     pieces = 0
     while memory.touch():
         pieces += 1
     if not pieces:
         pytest.skip("this kernel does not find pages ahead of their use")
     assert pieces == 3 * 3 and not memory.touch()
-    assert all(_present(cache) == 1 for cache in memory.caches)
-    for layer, cache in enumerate(memory.caches):
+    assert all(_present(cache) == 1 for cache in memory.arrays)
+    for layer, cache in enumerate(memory.arrays):
         assert (cache[0] == layer + 1).all() and (cache[-2] == layer + 2).all()
         assert not cache[1:-2].any() and not cache[-1].any()
 
 
 def test_a_kernel_that_refuses_ends_the_touching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_memory, "_POPULATE_WRITE", 9999)
-    memory = KVMemory(SPECS, KVCacheConfig(5, 8), torch.bfloat16, CPU)
+    memory = HostKV(SPECS, KVCacheConfig(5, 8), "bfloat16")
     assert not memory.touch() and not memory.touch()
 
 
 def test_pages_are_given_back_and_the_caches_stay() -> None:
-    blocks = 5 * PIECE_BYTES // (2 * 8 * 64 * 2)
-    memory = KVMemory(SPECS, KVCacheConfig(blocks, 8), torch.bfloat16, CPU)
-    for cache in memory.caches:
-        cache.fill_(3)
-        cache[-1].zero_()
-    places = [cache.data_ptr() for cache in memory.caches]
-    assert all(_present(cache) == 1 for cache in memory.caches)
+    blocks = 5 * PIECE_BYTES // (2 * 8 * 64 * 2) - 9
+    memory = HostKV(SPECS, KVCacheConfig(blocks, 8), "bfloat16")
+    for cache in memory.arrays:
+        cache[:] = 3
+        cache[-1] = 0
+    places = [place(cache) for cache in memory.arrays]
+    assert all(_present(cache) == 1 for cache in memory.arrays)
     memory.release()
-    assert all(_present(cache) == 0 for cache in memory.caches) and not memory.touch()
+    assert all(_present(cache) == 0 for cache in memory.arrays) and not memory.touch()
     memory.restore()
-    assert [cache.data_ptr() for cache in memory.caches] == places
-    assert not any(cache[-1].any() for cache in memory.caches) and memory.touch()
+    assert [place(cache) for cache in memory.arrays] == places
+    assert not any(cache[-1].any() for cache in memory.arrays) and memory.touch()
 
 
-def test_memory_that_is_no_mapping_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")  # as on a device: torch's own memory
-    memory = KVMemory(SPECS, KVCacheConfig(8, 8), torch.bfloat16, CPU)
-    for cache in memory.caches:
-        cache.fill_(3)
-    memory.release()
-    assert all(cache.untyped_storage().nbytes() == 0 for cache in memory.caches)
-    memory.restore()
-    assert [tuple(cache.shape) for cache in memory.caches] == [(65, 64)] * 3
-    for cache in memory.caches:
-        assert not cache[-1].any()
-        cache.fill_(1)
+def test_float32_is_kept_as_it_is() -> None:
+    arrays = HostKV(SPECS, KVCacheConfig(5, 8), "float32").arrays
+    assert all(array.dtype == np.float32 and array.shape == (5 * 8 + PROBE_TOKENS + 1, 64) for array in arrays)

@@ -20,7 +20,7 @@ def metadata_of(specs: list[LayerKVSpec]) -> list[AttentionMetadata]:
     groups = group_layers(specs)
     views = LayerViews(specs, KVCacheConfig(100, 4, groups))
     table = np.arange(6) + 10 * np.arange(len(groups))[:, None]
-    batch = Batch(np.array([7]), np.array([20]), [1], [20], [table], np.array([0]))
+    batch = Batch(np.array([7]), [1], [20], [table.astype(np.int32)], np.array([0]))
     return views.metadata(batch, NUM_SLOTS, torch.device("cpu"))
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
-from evensong.worker import prompt_scores
+from evensong.worker import device as device_module
+from evensong.worker import native_device, prompt_scores
 from evensong.worker.worker import Worker
-from tests.unit.worker.worlds import Job, World, make_worker
+from tests.unit.worker.worlds import Job, World, make_worker, spoiled
 
 LENGTHS = (1, 2, 90, 17, 64, 65, 40)
 K = (0, 1, 3, 0, 2, 3, None)
@@ -80,7 +81,7 @@ def test_a_position_says_what_sampling_there_says(worker: Worker, expected: Foun
 def test_neither_chunks_nor_batches_nor_rows_at_once_matter(
     worker: Worker, expected: Found, chunk: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_scores, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(native_device, "ROWS_AT_ONCE", at_once)
     jobs = make_jobs()
     World(worker).run(jobs, 3, chunk)
     assert found(jobs) == expected
@@ -100,35 +101,24 @@ def test_preemption_repeats_nothing_and_changes_nothing(worker: Worker, expected
 
 
 def test_logits_are_made_for_a_few_rows_at_a_time(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worker._runner is not None
-    model, most = worker._runner._model, 0
-    original = model.compute_logits
+    device: Any = worker._device
+    original, most = device._run_head, 0
 
-    def compute_logits(hidden: torch.Tensor) -> torch.Tensor:
+    def run_head(rows: range, samples: Any) -> Any:
         nonlocal most
-        most = max(most, len(hidden))
-        return original(hidden)
+        most = max(most, len(rows))
+        return original(rows, samples)
 
-    monkeypatch.setattr(model, "compute_logits", compute_logits)
+    monkeypatch.setattr(device, "_run_head", run_head)
     World(worker).run([Job("long", [5] * 200, SamplingParams(prompt_logprobs=1))], 1)
-    assert most == prompt_scores.ROWS_AT_ONCE
+    assert most == device_module.ROWS_AT_ONCE
 
 
-def test_logits_that_are_not_finite_end_one_request(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worker._runner is not None
-    model = worker._runner._model
-    original = model.compute_logits
-
-    def compute_logits(hidden: torch.Tensor) -> torch.Tensor:
-        logits = original(hidden)
-        if len(hidden) == 19:
-            logits[3, 5] = torch.nan
-        return logits
-
-    monkeypatch.setattr(model, "compute_logits", compute_logits)
+def test_logits_that_are_not_finite_end_one_request(worker: Worker) -> None:
     world = World(worker)
     jobs = [Job("bad", [5] * 20, SamplingParams(prompt_logprobs=1)), Job("good", [6] * 9, SamplingParams())]
-    output = world.step([(job, len(job.prompt)) for job in jobs])
+    with spoiled(worker, row=3):
+        output = world.step([(job, len(job.prompt)) for job in jobs])
     assert output.errors == {"bad": prompt_scores.NOT_FINITE} and output.prompt_scores == {}
     for job in jobs:
         world.finish(job)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
 from evensong.worker.worker import Worker
-from tests.unit.worker.worlds import NUM_BLOCKS, Job, World, make_worker
+from tests.unit.models.stepping import arrays_of, poison
+from tests.unit.worker.worlds import NUM_BLOCKS, Job, World, make_worker, spoiled
 
 TOKENS = 12
 PARAMS = (
@@ -73,8 +73,8 @@ def test_in_chunks(worker: Worker, expected: Results, chunk: int) -> None:
 def test_in_other_blocks_with_stale_memory(worker: Worker, expected: Results) -> None:
     """Freed memory holds NaN; nothing that a request did not write may reach it."""
     assert worker._runner is not None
-    for cache in worker._runner._kv_caches:
-        cache[:-1].fill_(torch.nan)
+    for array in arrays_of(worker._device):
+        poison(array, 0, len(array) - 1)
     jobs = make_jobs()
     World(worker, np.random.default_rng(1).permutation(NUM_BLOCKS).tolist()).run(jobs, TOKENS, 7)
     assert results(jobs) == expected
@@ -146,28 +146,10 @@ def test_an_unfinished_prompt_samples_nothing(worker: Worker) -> None:
     world.finish(job)
 
 
-def test_logits_that_are_not_finite_end_one_request(worker: Worker, expected: Results) -> None:
-    assert worker._runner is not None
-    model = worker._runner._model
-    original = model.compute_logits
-    broken: list[int] = []
-
-    def compute_logits(hidden: torch.Tensor) -> torch.Tensor:
-        logits = original(hidden)
-        if not broken:
-            broken.append(1)
-            logits[0, 5] = torch.nan
-        return logits
-
+def test_logits_that_are_not_finite_end_one_request(worker: Worker) -> None:
     jobs = make_jobs()[:3]
     world = World(worker)
-    model.compute_logits = compute_logits  # type: ignore[method-assign]
-    try:
+    with spoiled(worker, row=0):
         output = world.step([(job, job.num_tokens) for job in jobs])
-    finally:
-        model.compute_logits = original  # type: ignore[method-assign]
     assert list(output.errors) == ["r0"] and "not finite" in output.errors["r0"]
-    assert output.sampled_token_ids[0] == [] and output.logprobs[0] is None
-    world.finish(jobs[0])
-    world.run(jobs[1:], TOKENS)
-    assert results(jobs[1:]) == expected[1:3]
+    assert [len(tokens) for tokens in output.sampled_token_ids] == [0, 1, 1]

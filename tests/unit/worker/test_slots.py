@@ -73,7 +73,7 @@ def test_a_block_table_grows_in_place() -> None:
         table.extend(range(start, start + 3))
         expected += range(start, start + 3)
     assert table.ids.tolist() == [expected]
-    assert table.ids.dtype == np.int64
+    assert table.ids.dtype == np.int32
     table.extend([])
     assert table.ids.tolist() == [expected]
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from evensong.config.sections import EngineConfig, ModelConfig, ObservabilityConfig
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import CachedRequestData, ModelOutput, NewRequestData, SchedulerOutput
+from evensong.testing.tiny_models import NUM_TOKENS
 from evensong.worker.worker import Worker
 
 BLOCK = 8
@@ -23,6 +28,24 @@ def make_worker(folder: Path, dtype: str = "auto", max_model_len: int = 256, **o
     worker = Worker(EngineConfig(model=model, observability=ObservabilityConfig(**observability)))
     worker.initialize_from_config(KVCacheConfig(NUM_BLOCKS, BLOCK), max_model_len)
     return worker
+
+
+@contextlib.contextmanager
+def spoiled(worker: Worker, row: int) -> Iterator[None]:
+    """In every step the last layer leaves NaN in this row of the residual stream, the native program's first buffer."""
+    device: Any = worker._device
+
+    def spoil(num_rows: int) -> None:
+        if row < num_rows:
+            device._recording.program.view(0, num_rows)[row] = np.nan
+
+    device.watchers.callbacks["layer 1"] = spoil
+    device.prepare(worker._kv_cache, worker._max_model_len, NUM_TOKENS)
+    try:
+        yield
+    finally:
+        del device.watchers.callbacks["layer 1"]
+        device.prepare(worker._kv_cache, worker._max_model_len, NUM_TOKENS)
 
 
 @dataclass

@@ -83,7 +83,7 @@ class EngineCore:
             self.scheduler = self._make_scheduler(config, resources)
             self.deadlines = Deadlines(config.scheduler.request_timeout, config.scheduler.queue_timeout)
             self.progress = progress or ProgressPage()
-            self.executor.watch_progress(self.progress.tick)
+            self.executor.watch_progress(self.progress)
             self.gate = Gate(self.scheduler, self.progress)
         except BaseException:
             self.executor.shutdown()

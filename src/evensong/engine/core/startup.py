@@ -57,7 +57,10 @@ def initialize_kv_caches(
     else:
         num_blocks, max_model_len = learned.num_blocks, learned.max_model_len
     with phases.phase("allocate and warm up"):
-        executor.initialize_from_config(KVCacheConfig(num_blocks, cache.block_size, groups), max_model_len)
+        most_tokens = _most_step_tokens(config, max_model_len, max_num_seqs)
+        executor.initialize_from_config(
+            KVCacheConfig(num_blocks, cache.block_size, groups, max_num_seqs, most_tokens), max_model_len
+        )
     with phases.phase("measure step rate"):
         batched = _step_size(config, executor, limits.device, max_num_seqs, max_model_len, learned)
     parts = executor.describe() | {

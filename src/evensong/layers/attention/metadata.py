@@ -12,6 +12,7 @@ import torch
 from evensong.kernels.attention import SEGMENT_TOKENS, TILE_KEYS, AttentionChunk
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 # Pairs of a segment and a key tile that are gathered at once: bounds the memory of long contexts.
 # As few as keep their copy in the processor's cache.
@@ -54,7 +55,7 @@ class _Segment:
 def build_attention_metadata(
     num_query_tokens: Sequence[int],
     num_computed_tokens: Sequence[int],
-    block_tables: Sequence[Int64],
+    block_tables: Sequence[Int32],
     block_size: int,
     num_slots: int,
     device: torch.device,
@@ -73,7 +74,7 @@ def build_attention_metadata(
         first_block = _first_seen(computed, window) // block_size
         slots_from = first_block * block_size
         used = blocks[:, first_block : -(-(computed + count) // block_size), None]
-        slots = (used * block_size + np.arange(block_size)).reshape(len(blocks), -1)
+        slots = (used.astype(np.int64) * block_size + np.arange(block_size)).reshape(len(blocks), -1)
         write_slots.append(slots[:, computed - slots_from : computed + count - slots_from])
         if count == 1:
             single.append(_Segment(row, computed, 1, _first_seen(computed, window), slots, slots_from))

@@ -1,0 +1,1 @@
+"""The native CPU backend: everything around the extension `evensong._native`. Free of torch."""

@@ -1,0 +1,59 @@
+"""What sampled rows ask of the native sampler, as the bytes of SampleRow in native/src/step.h."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from evensong.sampling.row import SamplingRow
+from evensong.sampling.sampler import changes_logits
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+# temperature, top_p, min_p, top_k, seed, position, token, kind, num_best, feed_slot, -
+_ROW = struct.Struct("=dddqQQqiiii")
+_LOGITS, _DRAW, _GIVEN = 0, 1, 2
+_SEED_BITS = 0xFFFFFFFFFFFFFFFF
+_NO_TOKEN = _NO_SLOT = _NO_LOGPROBS = -1
+
+
+def rows_of(rows: Sequence[SamplingRow]) -> Bytes:
+    """A token for each row; logits alone for those that change them before they draw."""
+    return _joined(_row_of(row) for row in rows)
+
+
+def given_rows(token_ids: Sequence[int], num_best: int) -> Bytes:
+    """Log-probabilities of these tokens, one a row, and of the best at each row."""
+    return _joined(_ROW.pack(0.0, 1.0, 0.0, 0, 0, 0, token_id, _GIVEN, num_best, _NO_SLOT, 0) for token_id in token_ids)
+
+
+def logits_rows(count: int) -> Bytes:
+    """Nothing but logits."""
+    return _joined(
+        _ROW.pack(0.0, 1.0, 0.0, 0, 0, 0, _NO_TOKEN, _LOGITS, _NO_LOGPROBS, _NO_SLOT, 0) for _ in range(count)
+    )
+
+
+def _row_of(row: SamplingRow) -> bytes:
+    params = row.params
+    count = params.num_logprobs
+    return _ROW.pack(
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        params.top_k,
+        (params.seed or 0) & _SEED_BITS,
+        row.position,
+        _NO_TOKEN,
+        _LOGITS if changes_logits(row) else _DRAW,
+        _NO_LOGPROBS if count is None else count,
+        _NO_SLOT,
+        0,
+    )
+
+
+def _joined(rows: Iterable[bytes]) -> Bytes:
+    return np.frombuffer(b"".join(rows), dtype=np.uint8)

@@ -1,0 +1,248 @@
+"""TorchDevice: torch's ops, on CUDA, or on a CPU without native kernels."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from evensong.kernels.attention import AttentionPlan
+from evensong.kernels.dispatch import OpSet, cpu_multiplies_bfloat16, describe_kernels, ops_for
+from evensong.kernels.mode import ITEM_BYTES, NumericMode, numeric_mode
+from evensong.layers.torch_builder import TorchBuilder, torch_dtype
+from evensong.layers.torch_step import RotaryTables, StepInputs, TorchStep
+from evensong.models.base import CausalLM
+from evensong.models.check import check_model
+from evensong.models.loader import TensorReader, build_model
+from evensong.protocol.errors import ConfigError
+from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
+from evensong.protocol.output import TokenLogprobs
+from evensong.sampling.host_draws import HostDraws, sample_rows
+from evensong.sampling.row import Float32, SamplingRow
+from evensong.sampling.sampler import Sampled
+from evensong.sources.model_description import ModelDescription
+from evensong.sources.weights import open_weights
+from evensong.utils.machine import available_memory_bytes, compute_threads
+from evensong.utils.progress import ProgressPage
+from evensong.worker.batch import Batch
+from evensong.worker.device import ROWS_AT_ONCE, Device, DeviceSettings, ModelFiles, NotFiniteError
+from evensong.worker.kv_memory import HostKV
+from evensong.worker.layer_views import LayerViews
+
+# Share of a CUDA device's free memory that the cache may take.
+CUDA_POOL_SHARE = 0.85
+
+
+class _Watched(list[torch.Tensor]):
+    """The KV caches of all layers: whoever takes the next layer's comes forward."""
+
+    def __init__(self, caches: list[torch.Tensor], tick: Callable[[], None]) -> None:
+        super().__init__(caches)
+        self._tick = tick
+
+    def __getitem__(self, layer: int) -> torch.Tensor:  # type: ignore[override]  # no slices of layers are taken
+        self._tick()
+        return super().__getitem__(layer)
+
+
+class TorchDevice(Device):
+    """`ops` and `mode`, if given, replace what the machine would choose: for tests."""
+
+    def __init__(self, settings: DeviceSettings, *, ops: OpSet | None = None, mode: NumericMode | None = None) -> None:
+        self._torch = pick_torch_device(settings.device)
+        self.kind = self._torch.type
+        if self.kind == "cpu":
+            # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
+            torch.set_num_threads(compute_threads())
+        multiplies = self.kind != "cpu" or cpu_multiplies_bfloat16()
+        own = numeric_mode(settings.dtype, self.kind, multiplies_bfloat16=multiplies)
+        self.mode = (mode or own).with_kv(settings.kv_dtype)
+        self._ops = ops or ops_for(self._torch)
+        self._loaded: _Loaded | None = None
+        self._kv: _TorchKV | None = None
+        self._views: LayerViews | None = None
+        self._caches: list[torch.Tensor] = []
+        self._num_token_ids = 0
+        self._step: tuple[TorchStep, torch.Tensor] | None = None
+        self._sampled: list[Sampled] = []
+        self._profiler: torch.profiler.profile | None = None
+
+    def load(self, files: ModelFiles, show: bool) -> None:
+        description, weights = files.description, open_weights(files.source)
+        check_model(description, weights)
+        with (
+            torch.inference_mode(),
+            tqdm(total=len(weights), desc="loading weights", unit="tensor", disable=not show, leave=False) as bar,
+            TensorReader(weights, lambda: bar.update(1)) as read,
+        ):
+            builder = TorchBuilder(read, self._ops, self.mode, self._torch)
+            self._loaded = _Loaded(description, build_model(description, builder), builder)
+
+    def unload(self) -> None:
+        self._loaded, self._step = None, None
+        gc.collect()
+
+    def kv_specs(self) -> list[LayerKVSpec]:
+        return self._model.model.kv_specs(self.mode.kv, ITEM_BYTES[self.mode.kv])
+
+    def available_memory(self) -> int:
+        if self.kind == "cpu":
+            return available_memory_bytes()
+        free, _ = torch.cuda.mem_get_info(self._torch)
+        return int(free * CUDA_POOL_SHARE)
+
+    def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
+        if self._kv is None:
+            self._kv = _TorchKV(self.kv_specs(), kv_cache, self.mode, self._torch)
+            self._caches = self._kv.caches
+        self._views = LayerViews(self.kv_specs(), kv_cache)
+        self._num_token_ids = num_token_ids
+        description = self._model.description
+        self._model.tables = RotaryTables(description.rotary_dim, description.layer_ropes, max_model_len, self._torch)
+
+    @torch.inference_mode()
+    def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
+        assert self._views is not None, "prepare comes first"
+        metadata = self._views.metadata(batch, self._caches[0].shape[0] - 1, self._torch)
+        positions = torch.from_numpy(batch.positions()).to(self._torch)
+        inputs = StepInputs(
+            token_ids=torch.from_numpy(batch.token_ids).to(self._torch),
+            cos_sin=self._model.tables.at(positions, torch_dtype(self.mode.compute)),
+            caches=self._caches,
+            metadata=metadata,
+        )
+        step = TorchStep(self._ops, self.mode, self._model.plan, inputs)
+        self._step = step, self._model.model.forward(step)
+        self._sampled = []
+        if rows:
+            self._sampled = sample_rows(self._logits_of(batch.sample_rows), rows, self._num_token_ids)
+
+    def finish(self) -> list[Sampled]:
+        return self._sampled
+
+    @torch.inference_mode()
+    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
+        draws, scores = HostDraws(), []
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            part = rows[first : first + ROWS_AT_ONCE]
+            for logits, token_id in zip(self.logits(part), token_ids[first:], strict=False):
+                if not np.isfinite(logits.max()):
+                    raise NotFiniteError
+                scores.append(draws.logprobs(logits, token_id, num_best, ()))
+        return scores
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[int]) -> Float32:
+        return self._logits_of(np.asarray(rows, dtype=np.int64))[:, : self._num_token_ids]
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "trial_results": self._model.trial_results,
+            "threads": str(torch.get_num_threads()) if self.kind == "cpu" else "1",
+            **describe_kernels(self._torch),
+        }
+
+    def touch(self) -> bool:
+        return self._kv is not None and self._kv.touch()
+
+    def keep_kv(self, keep: bool) -> None:
+        assert self._kv is not None
+        if keep:
+            self._kv.restore()
+        else:
+            self._kv.release()
+
+    def watch_progress(self, page: ProgressPage) -> None:
+        self._caches = _Watched(list(self._caches), page.tick)
+
+    def start_trace(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.kind == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities)
+        self._profiler.start()
+
+    def stop_trace(self, path: str) -> None:
+        assert self._profiler is not None
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+        profiler.export_chrome_trace(path)
+
+    def _logits_of(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float32:
+        assert self._step is not None, "no step has run"
+        step, hidden = self._step
+        picked = hidden.index_select(0, torch.from_numpy(rows).to(self._torch))
+        logits: Float32 = self._model.model.logits(step, picked).cpu().numpy()
+        return logits
+
+    @property
+    def _model(self) -> _Loaded:
+        assert self._loaded is not None, "the weights are asleep"
+        return self._loaded
+
+
+class _Loaded:
+    """A model with its weights, and what depends on them."""
+
+    tables: RotaryTables
+
+    def __init__(self, description: ModelDescription, model: CausalLM, builder: TorchBuilder) -> None:
+        self.description = description
+        self.model = model
+        self.plan: AttentionPlan = builder.attention_plan(
+            description.num_heads, description.num_kv_heads, description.head_dim
+        )
+        self.trial_results = builder.trial_results()
+
+
+class _TorchKV:
+    """The KV cache as tensors: views of host memory, or memory of the device."""
+
+    def __init__(
+        self, specs: Sequence[LayerKVSpec], kv_cache: KVCacheConfig, mode: NumericMode, device: torch.device
+    ) -> None:
+        self._host = HostKV(specs, kv_cache, mode.kv) if device.type == "cpu" else None
+        dtype = torch_dtype(mode.kv)
+        if self._host is not None:
+            self.caches = [torch.from_numpy(array).view(dtype) for array in self._host.arrays]
+        else:
+            self.caches = HostKV.shared(specs, kv_cache, lambda rows, width: _on_device(rows, width, dtype, device))
+        self._sizes = [cache.untyped_storage().nbytes() for cache in self.caches]
+
+    def touch(self) -> bool:
+        """As HostKV.touch."""
+        return self._host is not None and self._host.touch()
+
+    def release(self) -> None:
+        """Gives the memory back; contents are lost."""
+        if self._host is not None:
+            self._host.release()
+            return
+        for cache in self.caches:
+            cache.untyped_storage().resize_(0)
+        torch.cuda.empty_cache()
+
+    def restore(self) -> None:
+        """Takes it again. A device that lacks the memory raises torch's error."""
+        if self._host is not None:
+            self._host.restore()
+            return
+        for cache, size in zip(self.caches, self._sizes, strict=True):
+            cache.untyped_storage().resize_(size)
+            cache[-1].zero_()
+
+
+def _on_device(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    cache = torch.empty(rows, width, dtype=dtype, device=device)
+    cache[-1].zero_()
+    return cache
+
+
+def pick_torch_device(asked: str) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means here. Raises ConfigError when there is none."""
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device can be used here")
+    return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
