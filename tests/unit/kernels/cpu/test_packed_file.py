@@ -33,7 +33,6 @@ from evensong.kernels.cpu.packed_file import (
     packed_key,
     packed_path,
 )
-from evensong.kernels.cpu.packed_folder import prune
 from evensong.kernels.cpu.packed_writer import PackedWriter, open_or_pack
 
 KEY = packed_key({"source": "a", "isa": "avx2"})
@@ -474,40 +473,3 @@ def test_those_who_come_at_once_pack_once(path: Path) -> None:
     assert len(packed) == 1 and len(files_made) == 4
     for file in files_made:
         check_content(file)
-
-
-def filled(folder: Path, ages: dict[str, float], size: int = 1000) -> None:
-    folder.mkdir(exist_ok=True)
-    for name, days in ages.items():
-        (folder / name).write_bytes(bytes(size))
-        os.utime(folder / name, times=(0, time.time() - days * 86400))
-
-
-def test_prune_keeps_what_was_used_last(tmp_path: Path) -> None:
-    folder = tmp_path / "packed"
-    filled(folder, {"a.bin": 1, "b.bin": 2, "c.bin": 3, "d.bin": 40, "new.bin": 50, "note.txt": 99})
-    prune(folder, keep_bytes=3000, keep_days=60, fresh=folder / "new.bin")
-    assert files(folder) == ["a.bin", "b.bin", "new.bin", "note.txt"]
-    prune(folder, keep_bytes=10, keep_days=60, fresh=folder / "new.bin")
-    assert files(folder) == ["new.bin", "note.txt"]
-
-
-def test_prune_by_age_and_use(tmp_path: Path) -> None:
-    folder = tmp_path / "packed"
-    written(folder / "used.bin")
-    filled(folder, {"idle.bin": 31, "fresh.bin": 29})
-    os.utime(folder / "used.bin", times=(0, 0))
-    assert open_packed(folder / "used.bin", KEY) is not None
-    (folder / "gone.bin.lock").touch()
-    (folder / "fresh.bin.lock").touch()
-    prune(folder)
-    assert files(folder) == ["fresh.bin", "fresh.bin.lock", "used.bin"]
-
-
-def test_a_commit_prunes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(path.parent, {"old.bin": 31})
-    kept = (path.parent / "old.bin").open("rb")
-    written(path)
-    assert files(path.parent) == ["model.bin"]
-    with kept:
-        assert len(kept.read()) == 1000  # who has it open keeps it
