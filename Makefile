@@ -7,8 +7,9 @@ MODEL ?= demo
 PORT ?= 8000
 ARGS ?=
 MINUTES ?= 5
+SECONDS ?= 60
 # make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
-.PHONY: setup serve chat test check bench soak trace clients schema-test clean
+.PHONY: setup serve chat test check bench soak trace clients schema-test fuzz clean
 
 setup: $(STAMP)
 
@@ -48,6 +49,11 @@ clients: $(STAMP)
 
 schema-test: $(STAMP)
 	$(BIN)/python -m tests.server.schema_run schema-report.json $(ARGS)
+
+# The readers of weight files, SECONDS each; what crashes one lies in tests/fuzz/corpus then, for `make test` to replay
+fuzz: $(STAMP)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt atheris
+	$(BIN)/python -m tests.fuzz.fuzz_readers --seconds $(SECONDS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

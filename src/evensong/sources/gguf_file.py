@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evensong.protocol.errors import ConfigError
+from evensong.sources.values import is_whole
 
 # ggml type number -> (name, elements in a block, bytes of a block)
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
@@ -78,8 +79,14 @@ _SCALARS: dict[int, struct.Struct] = {
     12: struct.Struct("<d"),
 }
 _STRING, _ARRAY = 8, 9
+# name, ggml type number, shape with the row length last, offset
+_Info = tuple[str, int, tuple[int, ...], int]
 _MAX_STRING = 1 << 26
 _MAX_DIMENSIONS = 4
+# Far above any model's. A file of many GB could else say that all of it is one array, and fill the memory with that.
+_MAX_ITEMS = 1 << 24
+_MAX_TENSORS = 1 << 20  # and as many values
+_MAX_METADATA = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -155,22 +162,36 @@ class GGUFFile:
         if version not in (2, 3):
             raise self._fail(f"version {version}, expected 2 or 3")
         num_tensors, num_values = self._scalar(10), self._scalar(10)
-        # Each takes at least 16 bytes: absurd counts end here and not in memory.
-        if (num_tensors + num_values) * 16 > len(self._map):
+        # A value takes at least 13 bytes, a tensor 32: absurd counts end here and not in memory.
+        if num_tensors * 32 + num_values * 13 > len(self._map) or max(num_tensors, num_values) > _MAX_TENSORS:
             raise self._fail(f"{num_tensors} tensors and {num_values} values cannot fit")
         for _ in range(num_values):
             key = self._string()
+            if key in self._values:
+                raise self._fail(f"two values named {key!r:.80}")
             self._values[key] = self._value(self._scalar(4))
+            if self._at > _MAX_METADATA:
+                raise self._fail(f"more than {_MAX_METADATA} bytes of metadata")
         infos = [self._tensor_info() for _ in range(num_tensors)]
         alignment = self._values.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment > 1 << 20:
-            raise self._fail(f"alignment {alignment!r}")
-        base = -(-self._at // alignment) * alignment
+        if not is_whole(alignment) or alignment <= 0 or alignment > 1 << 20:
+            raise self._fail(f"alignment {alignment!r:.80}")
+        self._map_tensors(infos, -(-self._at // alignment) * alignment, alignment)
+
+    def _map_tensors(self, infos: list[_Info], base: int, alignment: int) -> None:
+        """Fills `tensors`; their offsets count from `base`."""
         whole = memoryview(self._map)
         for name, type_number, shape, offset in infos:
             if name in self.tensors:
                 raise self._fail(f"two tensors named {name!r:.80}")
+            if offset % alignment:
+                raise self._fail(f"tensor {name!r:.80} starts at {offset}, not a multiple of {alignment}")
             self.tensors[name] = self._tensor(whole, base, name, type_number, shape, offset)
+        end, before = 0, ""
+        for name, _, _, offset in sorted(infos, key=lambda info: info[3]):
+            if offset < end:
+                raise self._fail(f"tensor {name!r:.80} overlaps with {before!r:.80}")
+            end, before = offset + len(self.tensors[name].data), name
 
     def _scalar(self, type_number: int) -> Any:
         form = _SCALARS[type_number]
@@ -200,6 +221,8 @@ class GGUFFile:
 
     def _skip_items(self, item_type: int, count: int) -> None:
         size = len(self._map)
+        if count > _MAX_ITEMS:
+            raise self._fail(f"an array of {count} items at {self._at}")
         if item_type in _SCALARS:
             self._at += _SCALARS[item_type].size * count
         elif item_type == _STRING:
@@ -226,7 +249,7 @@ class GGUFFile:
         form = _SCALARS[array.item_type]
         return list(struct.unpack_from(f"<{array.count}{form.format[-1]}", self._map, array.offset))
 
-    def _tensor_info(self) -> tuple[str, int, tuple[int, ...], int]:
+    def _tensor_info(self) -> _Info:
         name = self._string()
         num_dimensions = self._scalar(4)
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:

@@ -5,6 +5,8 @@ The pre-tokenizers are those that the models' authors published, looked up by th
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from tokenizers.models import BPE
 
 from evensong.protocol.errors import ConfigError
 from evensong.sources.gguf_file import GGUFFile
+from evensong.sources.values import is_whole
 
 CONVERSION_VERSION = 2
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -56,38 +59,58 @@ class ConvertedTokenizer:
 def convert(file: GGUFFile) -> ConvertedTokenizer:
     """Builds the tokenizer that `file` describes. Raises ConfigError for kinds that are not supported."""
     kind = file.get("tokenizer.ggml.model")
-    tokens: list[str] = file.get("tokenizer.ggml.tokens") or []
+    tokens: list[str] = _items(file, "tokens", str)
     if not tokens:
         raise ConfigError(f"the model file {file.path} holds no tokenizer")
-    try:
+    with library_errors(f"the tokenizer in {file.path}"):
         if kind == "gpt2":
             backend = _byte_level(file, tokens)
         elif kind == "llama":
             backend = _sentencepiece(file, tokens)
         else:
-            raise ConfigError(f"the tokenizer kind {kind!r} of {file.path} is not supported; supported: gpt2, llama")
+            raise ConfigError(
+                f"the tokenizer kind {kind!r:.80} of {file.path} is not supported; supported: gpt2, llama"
+            )
         _add_special_tokens(backend, file, tokens)
         special = _special_tokens(file, tokens)
         # Where the file does not say: SentencePiece and Llama 3 vocabularies start a text with BOS, others do not.
         starts_with_bos = kind == "llama" or file.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
         _prepend_bos(backend, file, tokens, default=starts_with_bos)
-    except ConfigError:
-        raise
-    except Exception as error:  # the library raises bare Exception for vocabularies that contradict themselves
-        raise ConfigError(f"the tokenizer in {file.path} is damaged: {one_line(error)}") from error
     template = file.get("tokenizer.chat_template")
     return ConvertedTokenizer(backend, template if isinstance(template, str) else None, special)
 
 
-def one_line(error: Exception) -> str:
-    """What the tokenizers library says, without its line breaks, at most 300 characters of it."""
-    return " ".join(str(error).split())[:300]
+@contextlib.contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Makes one ConfigError of whatever the tokenizers library says of a file that contradicts itself.
+
+    It raises bare Exception, and where its Rust code panics a class of its own, which is no Exception at all.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{what} is damaged: {' '.join(str(error).split())[:300]}") from error
+
+
+def _items(file: GGUFFile, key: str, kind: type) -> list[Any]:
+    """An array of the tokenizer's metadata; empty where there is none. Raises ConfigError for anything else."""
+    name = f"tokenizer.ggml.{key}"
+    items = file.get(name)
+    if items is None:
+        return []
+    if not isinstance(items, list) or (items and type(items[0]) is not kind):
+        raise ConfigError(f"the tokenizer in {file.path} is damaged: {name} is not an array of {kind.__name__}")
+    return items
 
 
 def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    pairs = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges") or []]
+    pairs = [tuple(merge.split(" ", 1)) for merge in _items(file, "merges", str)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    name = file.get("tokenizer.ggml.pre", "default")
+    name = str(file.get("tokenizer.ggml.pre", "default"))
     model = BPE(vocab=vocabulary, merges=pairs, fuse_unk=False, byte_fallback=False, ignore_merges=name in _WHOLE_WORDS)
     backend = Tokenizer(model)
     if name in ("default", "gpt-2"):
@@ -99,7 +122,7 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
         if _SPLITS[name] == _QWEN2_SPLIT:
             backend.normalizer = normalizers.NFC()
     else:
-        raise ConfigError(f"the pre-tokenizer {name!r} of {file.path} is not supported")
+        raise ConfigError(f"the pre-tokenizer {name!r:.80} of {file.path} is not supported")
     backend.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend
@@ -113,10 +136,12 @@ def _split(pattern: str) -> list[Any]:
 
 
 def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    scores: list[float] = file.get("tokenizer.ggml.scores") or []
+    scores: list[float] = _items(file, "scores", float)
     if len(scores) != len(tokens):
         raise ConfigError(f"the tokenizer in {file.path} has {len(tokens)} tokens and {len(scores)} scores")
     unknown = file.get("tokenizer.ggml.unknown_token_id", 0)
+    if not is_whole(unknown) or not 0 <= unknown < len(tokens):
+        raise ConfigError(f"the tokenizer in {file.path} is damaged: its unknown token is {unknown!r:.40}")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(
         BPE(
@@ -155,7 +180,7 @@ def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[tu
 
 
 def _add_special_tokens(backend: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
-    types: list[int] = file.get("tokenizer.ggml.token_type") or []
+    types: list[int] = _items(file, "token_type", int)
     if types and len(types) != len(tokens):
         raise ConfigError(f"the tokenizer in {file.path} has {len(tokens)} tokens and {len(types)} token types")
     # In one call each: the library rebuilds its search automaton on every call.
@@ -170,14 +195,14 @@ def _special_tokens(file: GGUFFile, tokens: list[str]) -> dict[str, str]:
     special = {}
     for name, key in names.items():
         token_id = file.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(token_id, int) and 0 <= token_id < len(tokens):
+        if is_whole(token_id) and 0 <= token_id < len(tokens):
             special[name] = tokens[token_id]
     return special
 
 
 def _prepend_bos(backend: Tokenizer, file: GGUFFile, tokens: list[str], *, default: bool) -> None:
     bos = file.get("tokenizer.ggml.bos_token_id")
-    if file.get("tokenizer.ggml.add_bos_token", default) and isinstance(bos, int) and 0 <= bos < len(tokens):
+    if file.get("tokenizer.ggml.add_bos_token", default) and is_whole(bos) and 0 <= bos < len(tokens):
         token = tokens[bos]
         backend.post_processor = processors.TemplateProcessing(
             single=f"{token}:0 $A:0", pair=f"{token}:0 $A:0 {token}:1 $B:1", special_tokens=[(token, bos)]

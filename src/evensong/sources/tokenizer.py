@@ -14,7 +14,7 @@ import tokenizers
 from evensong.protocol.errors import ConfigError, RequestError
 from evensong.sources.cache import cache_dir, write_atomically
 from evensong.sources.gguf_file import GGUFFile
-from evensong.sources.gguf_tokenizer import CONVERSION_VERSION, convert, one_line
+from evensong.sources.gguf_tokenizer import CONVERSION_VERSION, convert, library_errors
 from evensong.sources.resolve import ModelSource
 
 _LONG_TEXT = 4096  # characters
@@ -128,7 +128,8 @@ def _from_gguf(path: Path) -> Tokenizer:
     extra_path = cached.with_name("extra.json")
     try:
         extra = json.loads(extra_path.read_text(encoding="utf-8"))
-        backend = tokenizers.Tokenizer.from_file(str(cached))
+        with library_errors(str(cached)):
+            backend = tokenizers.Tokenizer.from_file(str(cached))
         return Tokenizer(backend, chat_template=extra["chat_template"], special_tokens=extra["special_tokens"])
     except Exception:
         pass
@@ -143,7 +144,5 @@ def _from_gguf(path: Path) -> Tokenizer:
 
 
 def _parse(text: str, where: str) -> tokenizers.Tokenizer:
-    try:
+    with library_errors(where):
         return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception for every damaged file
-        raise ConfigError(f"{where} is damaged: {one_line(error)}") from error

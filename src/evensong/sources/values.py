@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from evensong.protocol.errors import ConfigError
 
@@ -21,6 +21,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number; True and False, which are numbers in Python, are none in files."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def whole(values: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """The whole number under `key`. Raises KeyError where it is missing without a default, ValueError for others."""
     value = values.get(key)
@@ -28,7 +33,7 @@ def whole(values: Mapping[str, Any], key: str, default: int | None = None) -> in
         if default is None:
             raise KeyError(key)
         return default
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not is_whole(value):
         raise ValueError(f"{key} is {value!r:.80}, not a whole number")
     return value
 
@@ -56,6 +61,6 @@ def numbers(values: Mapping[str, Any], key: str) -> tuple[float, ...]:
 def token_ids(value: Any) -> list[int]:
     """Token ids from nothing, one id or a list. Raises ValueError."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+    if not all(is_whole(item) for item in ids):
         raise ValueError(f"{value!r:.80} where token ids belong")
     return list(ids)

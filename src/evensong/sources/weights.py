@@ -17,6 +17,7 @@ from evensong.sources.families import family_of_gguf
 from evensong.sources.gguf_file import GGUFFile, GGUFTensor
 from evensong.sources.resolve import ModelSource
 from evensong.sources.safetensors_file import read_safetensors
+from evensong.sources.values import is_whole
 
 _GGUF_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -41,6 +42,7 @@ _IGNORED = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|.*\.rota
 # Checkpoints of models with images: the text model's tensors, and what belongs to images.
 _TEXT = re.compile(r"(?:language_model\.model|model\.language_model)\.|language_model\.(?=lm_head\.)")
 _IMAGES = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
+_INDEX = "model.safetensors.index.json"
 _HASH_WHOLE_BYTES = 256 * 10**6
 _HASH_HEAD_BYTES = 32 << 20
 _STRIDE_BYTES = 1 << 20
@@ -131,7 +133,7 @@ def _from_gguf(file: GGUFFile) -> list[TensorEntry]:
 
 
 def _rotary_heads(file: GGUFFile, tensor: GGUFTensor, heads: Any) -> int:
-    if not isinstance(heads, int) or heads <= 0 or tensor.shape[0] % (2 * heads):
+    if not is_whole(heads) or heads <= 0 or tensor.shape[0] % (2 * heads):
         raise ConfigError(
             f"the model file {file.path} is damaged: {tensor.name} has {tensor.shape[0]} rows for {heads!r:.40} heads"
         )
@@ -148,10 +150,20 @@ def _hf_name(name: str, layer_names: Mapping[str, str]) -> str:
 
 
 def _from_folder(path: Path) -> list[TensorEntry]:
+    shards = _weight_map(path)
     entries: dict[str, TensorEntry] = {}
+    files: dict[str, str] = {}
     for file in _folder_files(path):
         for name, (dtype, shape, data) in read_safetensors(file).items():
+            if shards.get(name, file.name) != file.name:
+                continue  # the index knows which of two is meant
+            if name in entries:
+                raise ConfigError(f"tensor {name!r:.80} is both in {path / files[name]} and in {file.name}")
             entries[name] = TensorEntry(name, dtype, shape, data)
+            files[name] = file.name
+    for name, shard in shards.items():
+        if name not in entries:
+            raise ConfigError(f"{path / shard} lacks tensor {name!r:.80}, which {_INDEX} says it holds")
     if any(_TEXT.match(name) for name in entries):
         return [replace(entry, name=_text_name(name)) for name, entry in entries.items() if not _IMAGES.match(name)]
     return list(entries.values())
@@ -166,18 +178,30 @@ def _text_name(name: str) -> str:
 
 def _folder_files(path: Path) -> list[Path]:
     """The safetensors files that make up the model: those of its index, else model.safetensors, else all."""
-    index = path / "model.safetensors.index.json"
+    shards = _weight_map(path)
+    if shards:
+        return [path / name for name in sorted(set(shards.values()))]
+    single = path / "model.safetensors"
+    return [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """Tensor -> file, as the folder's index says it; empty where it has none. Every file is there."""
+    index = path / _INDEX
     if not index.is_file():
-        single = path / "model.safetensors"
-        return [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+        return {}
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        files = [path / name for name in names]
+        shards = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{index} is damaged: {error!r}") from error
-    for file in files:
-        if file.parent != path or "\x00" in file.name:
-            raise ConfigError(f"{index} names a file outside the folder: {str(file)!r:.200}")
-    if not files:
+        raise ConfigError(f"{index} is damaged: {error!r:.200}") from error
+    if not shards:
         raise ConfigError(f"{index} names no file")
-    return files
+    for name, shard in shards.items():
+        if not isinstance(shard, str) or "\x00" in shard or (path / shard).parent != path or Path(shard).name != shard:
+            raise ConfigError(f"{index} names a file outside the folder for tensor {name!r:.80}: {shard!r:.200}")
+    missing = sorted(shard for shard in set(shards.values()) if not (path / shard).is_file())
+    if missing:
+        name = next(name for name, shard in shards.items() if shard == missing[0])
+        more = f", and so are {len(missing) - 1} more of its files" if len(missing) > 1 else ""
+        raise ConfigError(f"{str(path / missing[0])!r:.300}, which should hold tensor {name!r:.80}, is missing{more}")
+    return shards

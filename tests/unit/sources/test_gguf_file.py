@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evensong.protocol.errors import ConfigError
+from evensong.sources import gguf_file
 from evensong.sources.dequant import dequantize
 from evensong.sources.gguf_file import GGML_TYPES, GGUFFile
 from evensong.sources.gguf_tokenizer import convert
 from evensong.sources.model_config import load_model_description
 from evensong.sources.resolve import ModelSource
 from evensong.sources.weights import open_weights
+from tests.fuzz.make_seeds import ARRAY, BOOL, STRING, U8, U32, gguf_bytes
 from tests.unit.sources.files import tiny_gguf
 
 
@@ -172,6 +174,61 @@ def test_tensor_infos_out_of_bounds(tmp_path: Path, whole: bytes, what: str, mat
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=match):
         GGUFFile(path)
+
+
+TENSOR = {"a": ("F32", (8,)), "b": ("F32", (8,))}
+
+
+def place_of(data: bytes, name: bytes) -> int:
+    """Where the offset of a tensor of one dimension is stored."""
+    return data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name) + 4 + 8 + 4
+
+
+def refusal(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        GGUFFile(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("offset", "match"),
+    [(0, "tensor 'b' overlaps with 'a'"), (33, "tensor 'b' starts at 33, not a multiple of 32"), (64, "lies outside")],
+)
+def test_tensors_lie_side_by_side(tmp_path: Path, offset: int, match: str) -> None:
+    data = bytearray(gguf_bytes({}, TENSOR))
+    assert struct.unpack_from("<Q", data, place_of(data, b"b")) == (32,)
+    struct.pack_into("<Q", data, place_of(data, b"b"), offset)
+    assert match in refusal(tmp_path / "t.gguf", data)
+
+
+def test_a_truncated_file_names_the_first_tensor_that_is_not_whole(tmp_path: Path) -> None:
+    assert "tensor 'b' lies outside the file (truncated?)" in refusal(tmp_path / "t.gguf", gguf_bytes({}, TENSOR)[:-1])
+    assert "tensor 'a' lies outside the file" in refusal(tmp_path / "t.gguf", gguf_bytes({}, TENSOR)[:-33])
+
+
+def test_two_values_or_tensors_of_one_name(tmp_path: Path) -> None:
+    twice = gguf_bytes({"x.a": (U32, 1), "x.b": (U32, 2)}, {}).replace(b"x.b", b"x.a")
+    assert "two values named 'x.a'" in refusal(tmp_path / "t.gguf", twice)
+    twice = gguf_bytes({}, {"aa": ("F32", (1,)), "bb": ("F32", (1,))}).replace(b"bb", b"aa")
+    assert "two tensors named 'aa'" in refusal(tmp_path / "t.gguf", twice)
+
+
+@pytest.mark.parametrize("alignment", [(BOOL, True), (U32, 0), (U32, 2**30), (STRING, "32")])
+def test_an_alignment_that_is_none(tmp_path: Path, alignment: tuple[int, Any]) -> None:
+    assert "alignment" in refusal(tmp_path / "t.gguf", gguf_bytes({"general.alignment": alignment}, TENSOR))
+
+
+@pytest.mark.parametrize("limit", ["_MAX_ITEMS", "_MAX_TENSORS", "_MAX_METADATA"])
+def test_a_large_file_cannot_fill_the_memory(tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the limits lowered, for a file of many GB could hold as many items as it says."""
+    data = gguf_bytes({"x.a": ((ARRAY, U8), [1] * 200)}, {str(i): ("F32", (1,)) for i in range(100)})
+    path = tmp_path / "t.gguf"
+    path.write_bytes(data)
+    assert GGUFFile(path).length("x.a") == 200
+    monkeypatch.setattr(gguf_file, limit, 99)
+    assert refusal(path, data)
 
 
 def use_everything(path: Path) -> None:

@@ -326,12 +326,17 @@ def test_sentencepiece_agrees_with_transformers(tmp_path: Path) -> None:
         ({"model": None}, "None"),
         ({"pre": "viking"}, "'viking'"),
         ({"tokens": None}, "no tokenizer"),
-        ({"tokens": [1, 2, 3]}, "damaged|token types"),
+        ({"tokens": [1, 2, 3]}, "tokens is not an array of str"),
+        ({"tokens": "abc"}, "tokens is not an array of str"),
+        ({"merges": "a b"}, "merges is not an array of str"),
+        ({"token_type": [0.5]}, "token_type is not an array of int"),
         ({"token_type": [3]}, "token types"),
         ({"merges": ["h e", "no such"]}, "damaged"),
         ({"merges": ["one"]}, "damaged"),
         ({"model": "llama"}, "0 scores"),
+        ({**sentencepiece_values(), "scores": [1, 2]}, "scores is not an array of float"),
         ({**sentencepiece_values(), "unknown_token_id": 10**6}, "damaged"),
+        ({**sentencepiece_values(), "unknown_token_id": True}, "damaged"),
     ],
 )
 def test_what_cannot_be_converted_gets_one_line(tmp_path: Path, metadata: dict[str, Any], match: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,56 @@ def test_a_damaged_index_is_a_config_error(tmp_path: Path, index: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def edit_index(source: ModelSource, edit: Callable[[dict[str, str]], object]) -> str:
+    """What is said of a folder of three shards whose index is changed."""
+    index = source.path / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    edit(values["weight_map"])
+    index.write_text(json.dumps(values))
+    with pytest.raises(ConfigError) as caught:
+        open_weights(source)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+FIRST, SECOND, THIRD = (f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3))
+NORM = "model.norm.weight"
+
+
+def test_a_missing_shard_is_named_with_a_tensor_of_it(tmp_path: Path) -> None:
+    source = tiny_folder(tmp_path / "m", shards=3)
+    (source.path / SECOND).unlink()
+    message = edit_index(source, lambda shards: None)
+    assert f"{SECOND}', which should hold tensor '{NORM}', is missing" in message and "more" not in message
+    (source.path / THIRD).unlink()
+    assert message + ", and so are 1 more of its files" == edit_index(source, lambda shards: None)
+
+
+def test_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
+    message = edit_index(tiny_folder(tmp_path / "m", shards=3), lambda shards: shards.update({NORM: FIRST}))
+    assert f"{FIRST} lacks tensor '{NORM}'" in message
+    message = edit_index(tiny_folder(tmp_path / "n", shards=3), lambda shards: shards.update({"model.x": THIRD}))
+    assert f"{THIRD} lacks tensor 'model.x'" in message
+
+
+def test_a_tensor_in_two_files_is_read_from_that_which_the_index_names(tmp_path: Path) -> None:
+    source = tiny_folder(tmp_path / "m", shards=3)
+    third = load_file(source.path / THIRD)
+    save_file({**third, NORM: np.full(64, 7, np.float32)}, source.path / THIRD)
+    assert np.array_equal(dequantize(open_weights(source)[NORM]), hf_weights()[NORM])
+    message = edit_index(source, lambda shards: shards.pop(NORM))
+    assert f"'{NORM}' is both in " in message and SECOND in message and THIRD in message
+
+
+def test_a_tensor_in_two_files_without_an_index(tmp_path: Path) -> None:
+    source = tiny_folder(tmp_path / "m", shards=3)
+    (source.path / "model.safetensors.index.json").unlink()
+    assert len(open_weights(source)) == len(hf_weights())
+    save_file({NORM: np.zeros(64, np.float32)}, source.path / "z.safetensors")
+    with pytest.raises(ConfigError, match="is both in"):
+        open_weights(source)
+
+
 def safetensors_file(path: Path, header: Any, data: bytes = bytes(16)) -> Path:
     encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
@@ -224,6 +275,55 @@ def test_a_damaged_safetensors_header_is_a_config_error(tmp_path: Path, header: 
     with pytest.raises(ConfigError, match=r"a\.safetensors") as caught:
         read_safetensors(safetensors_file(tmp_path / "a.safetensors", header))
     assert "\n" not in str(caught.value)
+
+
+def tensors(**offsets: tuple[int, int]) -> dict[str, Any]:
+    """float32 tensors at these offsets."""
+    return {
+        name: {"dtype": "F32", "shape": [(end - start) // 4], "data_offsets": [start, end]}
+        for name, (start, end) in offsets.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        (tensors(a=(0, 8), b=(4, 16)), "tensor 'b' overlaps with 'a'"),
+        (tensors(b=(0, 16), a=(0, 16)), "tensor 'b' overlaps with 'a'"),
+        (tensors(a=(0, 16), b=(4, 8)), "tensor 'b' overlaps with 'a'"),
+        (tensors(a=(0, 4), b=(8, 16)), "4 bytes before tensor 'b' belong to none"),
+        (tensors(a=(4, 16)), "4 bytes before tensor 'a' belong to none"),
+        (tensors(a=(0, 12)), "4 bytes after the last tensor belong to none"),
+        ({}, "16 bytes after the last tensor belong to none"),
+        (
+            tensors(a=(0, 8), b=(8, 20)),
+            "tensor 'b': it lies outside the file: 20 bytes of data are needed, 16 are there",
+        ),
+        (info(offsets=[16, 0]), "tensor 'a': its bytes end at 0, before they start at 16"),
+        (info(dtype="F16"), r"tensor 'a': F16 values of shape \[2, 2\] take 8 bytes, not 16"),
+        (info(dtype="I64"), "tensor 'a': dtype 'I64' is not supported"),
+        ({"a": {"dtype": "F32", "shape": [4]}}, "tensor 'a': data_offsets is missing"),
+        (info(shape=[1] * 8 + [4]), "tensor 'a': its shape is .* expected at most 8 lengths"),
+        (info(shape=[1] * 100_000), "tensor 'a': its shape is .* expected at most 8 lengths"),
+        (info(shape=[0, 2**64], offsets=[0, 0]), "tensor 'a': 18446744073709551616 where a size belongs"),
+        (info(shape=[0, 2**40, 2**40], offsets=[0, 0]), "tensor 'a': its shape is .* which cannot be"),
+        (info(shape=[2**59, 2**59], offsets=[0, 16]), "tensor 'a': its shape is .* which cannot be"),
+        (b'{"a":1,"a":2}', "two entries named 'a'"),
+        (b'{"a":{"shape":[4],"dtype":"F32","dtype":"F32"}}', "two entries named 'dtype'"),
+        ("text", "not a JSON object"),
+        (json.dumps(info()).encode("utf-16"), "utf-8"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_header_that_breaks_the_rules_names_the_tensor(tmp_path: Path, header: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as caught:
+        read_safetensors(safetensors_file(tmp_path / "a.safetensors", header))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_tensors_without_values_take_no_place(tmp_path: Path) -> None:
+    header = {**tensors(a=(0, 8), b=(8, 16), c=(8, 8), d=(0, 0), e=(16, 16))}
+    assert set(read_safetensors(safetensors_file(tmp_path / "a.safetensors", header))) == set("abcde")
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
