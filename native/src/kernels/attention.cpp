@@ -91,46 +91,46 @@ void load_queries(const Work& w) {
   }
 }
 
-// Positions begin..end of the tile that starts at `tile`; all others are rows of zeros.
+// Rows of positions begin..end of the tile that starts at `tile`, and zeros around them up to multiples of kKeyStep.
 void locate(const Work& w, int tile, int begin, int end, TileRows* rows) {
   const AttentionArgs& args = *w.args;
   const char* zeros = reinterpret_cast<const char*>(kZeros);
-  for (int i = 0; i < kTileKeys; ++i) rows->keys[i] = rows->values[i] = zeros;
+  for (int i = begin; i % kKeyStep != 0; --i) rows->keys[i - 1] = rows->values[i - 1] = zeros;
+  for (int i = end; i % kKeyStep != 0; ++i) rows->keys[i] = rows->values[i] = zeros;
   const std::int64_t element = args.cache_type == DType::f32 ? 4 : 2;
-  const std::int64_t head = w.head_dim * element;
-  const std::int64_t stride = 2 * args.num_kv_heads * head;
+  const std::int64_t head = w.head_dim * element, to_values = args.num_kv_heads * head, stride = 2 * to_values;
+  const char* cache = static_cast<const char*>(args.cache) + w.kv_head * head;
   for (int position = tile + begin; position < tile + end;) {
     const int block = position / args.block_size, offset = position % args.block_size;
     int count = args.block_size - offset;
     if (count > tile + end - position) count = tile + end - position;
-    const char* at = static_cast<const char*>(args.cache) +
-                     (std::int64_t{w.span->blocks[block]} * args.block_size + offset) * stride + w.kv_head * head;
+    const char* at = cache + (std::int64_t{w.span->blocks[block]} * args.block_size + offset) * stride;
     for (int i = position - tile; i < position - tile + count; ++i, at += stride) {
       rows->keys[i] = at;
-      rows->values[i] = at + args.num_kv_heads * head;
+      rows->values[i] = at + to_values;
     }
     position += count;
   }
 }
 
 template <bool kPairs>
-void pack_tile_values(const Work& w, const TileRows& rows, const TileRows& next, int begin, int end) {
+void pack_tile_values(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
   const bool wide = w.args->cache_type == DType::f32;
   const int bytes = w.head_dim * (wide ? 4 : 2);
   if (kPairs || wide)
-    pack_values<kPairs, false>(rows.values, next.values, begin, end, w.head_dim, w.padded_dim, bytes, w.values);
+    pack_values<kPairs, false>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, bytes, w.values);
   else
-    pack_values<false, true>(rows.values, next.values, begin, end, w.head_dim, w.padded_dim, bytes, w.values);
+    pack_values<false, true>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, bytes, w.values);
 }
 
 template <bool kPairs>
-void pack_tile_keys(const Work& w, const TileRows& rows, const TileRows& next, int begin, int end) {
+void pack_tile_keys(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
   const bool wide = w.args->cache_type == DType::f32;
   const int bytes = w.head_dim * (wide ? 4 : 2);
   if (kPairs || wide)
-    pack_keys<false>(rows.keys, next.keys, begin, end, w.depth, bytes, w.keys);
+    pack_keys<false>(rows.keys, ahead, begin, end, w.depth, bytes, w.keys);
   else
-    pack_keys<true>(rows.keys, next.keys, begin, end, w.depth, bytes, w.keys);
+    pack_keys<true>(rows.keys, ahead, begin, end, w.depth, bytes, w.keys);
 }
 
 // Caps and masks the block's scores where needed, and finds each row's maximum.
@@ -157,8 +157,9 @@ void attend_rows(const Work& w, int first_row, int rows, int tile) {
   const int begin = clamp_to_tile(visible_begin(w, first_query) - tile) / kKeyStep * kKeyStep;
   const int end = (clamp_to_tile(visible_end(w, last_query) - tile) + kKeyStep - 1) / kKeyStep * kKeyStep;
   if (begin >= end) return;
-  product<kPairs>(w.query + std::int64_t{first_row} * w.depth, w.depth, w.keys + begin, kTileKeys, w.depth, nullptr,
-                  w.scores + begin, kTileKeys, rows, end - begin);
+  product<kPairs>({w.query + std::int64_t{first_row} * w.depth, w.depth, w.keys + begin, kTileKeys, w.depth, nullptr,
+                   w.scores + begin, kTileKeys},
+                  rows, end - begin);
   alignas(64) float tops[kPadRows], factors[kPadRows];
   for (int i = 0; i < kPadRows; ++i) tops[i] = kLowest;
   finish_scores(w, first_row, rows, tile, begin, end, tops);
@@ -171,12 +172,13 @@ void attend_rows(const Work& w, int first_row, int rows, int tile) {
   }
   for (int i = 0; i < rows; ++i) {
     float* sum = w.sums + std::int64_t{first_row + i} * kLanes;
-    const Vec kept = load(sum) * set1(factors[i]);
+    const Vec kept = load(sum) * broadcast(factors[i]);
     store(sum, weigh<kPairs>(w.scores + i * kTileKeys, w.factor, tops[i], kept, w.weights + i * kTileKeys, begin, end));
   }
-  product<kPairs>(w.weights + begin / kWordKeys, kTileKeys,
-                  w.values + std::int64_t{begin / kWordKeys} * w.padded_dim, w.padded_dim, (end - begin) / kWordKeys,
-                  factors, w.accumulators + std::int64_t{first_row} * w.padded_dim, w.padded_dim, rows, w.padded_dim);
+  product<kPairs>({w.weights + begin / kWordKeys, kTileKeys, w.values + std::int64_t{begin / kWordKeys} * w.padded_dim,
+                   w.padded_dim, (end - begin) / kWordKeys, factors,
+                   w.accumulators + std::int64_t{first_row} * w.padded_dim, w.padded_dim},
+                  rows, w.padded_dim);
 }
 
 template <bool kPairs>
@@ -194,7 +196,7 @@ void attend_one_by_one(const Work& w, const TileRows& rows, int tile, int begin,
       if (tile + i < visible_begin(w, query) || tile + i >= visible_end(w, query))
         visible.values[i] = reinterpret_cast<const char*>(kZeros);
     }
-    pack_tile_values<kPairs>(w, visible, visible, begin, end);
+    pack_tile_values<kPairs>(w, visible, Prefetch{}, begin, end);
     attend_all_rows<kPairs>(w, query * w.group, w.group, tile);
   }
 }
@@ -217,11 +219,12 @@ void run_split(const Work& w, int split, int limit) {
   for (; tile < end; tile += kTileKeys, current ^= 1) {
     const TileRows& rows = both[current];
     TileRows& next = both[current ^ 1];
-    locate(w, tile + kTileKeys, 0, clamp_to_tile(limit - tile - kTileKeys), &next);
+    const int num_next = clamp_to_tile(limit - tile - kTileKeys);
+    if (num_next > 0) locate(w, tile + kTileKeys, 0, num_next, &next);
     const int from = clamp_to_tile(begin - tile), to = clamp_to_tile(end - tile);
     const int packed_from = from / kKeyStep * kKeyStep, packed_to = (to + kKeyStep - 1) / kKeyStep * kKeyStep;
-    pack_tile_keys<kPairs>(w, rows, next, packed_from, packed_to);
-    pack_tile_values<kPairs>(w, rows, next, packed_from, packed_to);
+    pack_tile_keys<kPairs>(w, rows, {rows.values, packed_to}, packed_from, packed_to);
+    pack_tile_values<kPairs>(w, rows, {next.keys, num_next}, packed_from, packed_to);
     const bool masked = visible_end(w, 0) < tile + to || visible_begin(w, last_query) > tile + from;
     constexpr int kWordKeys = kPairs ? 2 : 1;
     if (masked && !all_finite<kPairs>(w.values + std::int64_t{packed_from / kWordKeys} * w.padded_dim,
@@ -253,11 +256,12 @@ void clear(const Partial& total) {
 void merge(const Partial& total, const float* values, float highest, float sum) {
   float pair[kLanes] = {total.highest(), highest};
   const float now = total.highest() > highest ? total.highest() : highest;
-  store(pair, exp2<false>(load(pair) - set1(now)));
+  store(pair, exp2<false>(load(pair) - broadcast(now)));
   total.highest() = now;
   total.sum() = total.sum() * pair[0] + sum * pair[1];
+  const Vec before = broadcast(pair[0]), later = broadcast(pair[1]);
   for (int d = 0; d < total.padded_dim; d += kLanes)
-    store(total.values + d, load(total.values + d) * set1(pair[0]) + load(values + d) * set1(pair[1]));
+    store(total.values + d, load(total.values + d) * before + load(values + d) * later);
 }
 
 // Divides and rounds a row's total.
@@ -266,9 +270,10 @@ void finish(const Work& w, int row, const Partial& total) {
   const std::int64_t at = (w.span->first_row + row / w.group) * w.args->out_stride +
                           std::int64_t{w.kv_head * w.group + row % w.group} * w.head_dim;
   char* out = static_cast<char*>(w.args->out) + at * (narrow ? 2 : 4);
+  const Vec inverse = broadcast(1.0f / total.sum());
   for (int d = 0; d < w.head_dim; d += kLanes) {
     // Keys of weight zero leave the sign of a zero open: + 0 settles it.
-    const Vec result = load(total.values + d) / set1(total.sum()) + set1(0.0f);
+    const Vec result = load(total.values + d) * inverse + Vec{};
     float some[kLanes];
     if (narrow)
       store_bf16(reinterpret_cast<bf16*>(some), result);
@@ -283,7 +288,7 @@ void finish(const Work& w, int row, const Partial& total) {
 void merge_rows(const Work& w) {
   for (int row = 0; row < w.rows; ++row)
     merge(row_of(w.totals, row, w.padded_dim), w.accumulators + std::int64_t{row} * w.padded_dim, w.highest[row],
-          reduce_add(load(w.sums + std::int64_t{row} * kLanes)));
+          sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes)));
 }
 
 }  // namespace
@@ -310,7 +315,7 @@ void attention_split(const AttentionArgs& args, const AttentionSpan& span, std::
     const Partial out = row_of(partial, row, w.padded_dim);
     std::memcpy(out.values, w.accumulators + std::int64_t{row} * w.padded_dim, sizeof(float) * w.padded_dim);
     out.highest() = w.highest[row];
-    out.sum() = reduce_add(load(w.sums + std::int64_t{row} * kLanes));
+    out.sum() = sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes));
   }
 }
 

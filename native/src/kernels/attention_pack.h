@@ -90,13 +90,22 @@ static inline void transpose(Vec* rows) {
 #endif
 }
 
-// Keys begin..end, multiples of kKeyStep, of `depth` words each; asks for the `next` rows meanwhile.
+// Rows that will be read soon, to be asked for one by one while others are packed.
+struct Prefetch {
+  const char* const* rows;
+  int count;
+  void row(int i, int bytes) const {
+    if (i >= count) return;
+    for (int byte = 0; byte < bytes; byte += 64) prefetch(rows[i] + byte);
+  }
+};
+
+// Keys begin..end, multiples of kKeyStep, of `depth` words each; asks for the rows `ahead` meanwhile.
 template <bool kWiden>
-static void pack_keys(const char* const* rows, const char* const* next, int begin, int end, int depth, int row_bytes,
+static void pack_keys(const char* const* rows, Prefetch ahead, int begin, int end, int depth, int row_bytes,
                       float* out) {
   for (int key = begin; key < end; key += kLanes) {
-    for (int i = 0; i < kLanes; ++i)
-      for (int byte = 0; byte < row_bytes; byte += 64) prefetch(next[key + i] + byte);
+    for (int i = 0; i < kLanes; ++i) ahead.row(key + i, row_bytes);
     int first = 0;
     for (; first + kLanes <= depth; first += kLanes) {
       Vec block[kLanes];
@@ -115,25 +124,49 @@ static void pack_keys(const char* const* rows, const char* const* next, int begi
   }
 }
 
-// Values of keys begin..end, `padded` words a row.
+// A word holds component d of a pair of keys.
+static inline Vec pair_values(Vec even, Vec odd) {
+  // Widened, a component is in the upper half of its lane: right for the second key of the pair.
+  using Unsigned = std::uint32_t __attribute__((vector_size(4 * EV_LANES)));
+  const Unsigned low = reinterpret_cast<Unsigned>(even) >> 16;
+  return from_bits(bits(odd) | reinterpret_cast<IntVec>(low));
+}
+
+// Components d.. of a pair of keys; returns how many of them are done, as many as whole vectors of bf16 hold.
+static inline int pair_whole_vectors(const char* even, const char* odd, int head_dim, float* out) {
+  int d = 0;
+#if defined(EV_AVX512_BF16)
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                       36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  for (; d + 32 <= head_dim; d += 32) {
+    const __m512i a = _mm512_loadu_si512(even + 2 * d), b = _mm512_loadu_si512(odd + 2 * d);
+    store(out + d, (Vec)_mm512_permutex2var_epi16(a, low, b));
+    store(out + d + 16, (Vec)_mm512_permutex2var_epi16(a, high, b));
+  }
+#else
+  (void)even, (void)odd, (void)head_dim, (void)out;
+#endif
+  return d;
+}
+
+// Values of keys begin..end, multiples of kKeyStep, `padded` words a row; asks for the rows `ahead` meanwhile.
 template <bool kPairs, bool kWiden>
-static void pack_values(const char* const* rows, const char* const* next, int begin, int end, int head_dim, int padded,
+static void pack_values(const char* const* rows, Prefetch ahead, int begin, int end, int head_dim, int padded,
                         int row_bytes, float* out) {
   constexpr int kStep = kPairs ? 2 : 1;
-  for (int key = begin; key < end; key += kStep) {
-    for (int i = 0; i < kStep; ++i)
-      for (int byte = 0; byte < row_bytes; byte += 64) prefetch(next[key + i] + byte);
-    float* to = out + (key / kStep) * padded;
-    for (int d = 0; d < padded; d += kLanes) {
-      if constexpr (kPairs) {
-        // Widened, a component is in the upper half of its lane: right for the second key of the pair.
-        const IntVec even = bits(load_words<true>(rows[key], d, head_dim - d));
-        const IntVec odd = bits(load_words<true>(rows[key + 1], d, head_dim - d));
-        using Unsigned = std::uint32_t __attribute__((vector_size(4 * EV_LANES)));
-        store(to + d, from_bits(odd | reinterpret_cast<IntVec>(reinterpret_cast<Unsigned>(even) >> 16)));
-      } else {
-        store(to + d, load_words<kWiden>(rows[key], d, head_dim - d));
-      }
+  out += (begin / kStep) * padded;
+  for (int key = begin; key < end; key += kStep, out += padded) {
+    for (int i = 0; i < kStep; ++i) ahead.row(key + i, row_bytes);
+    int d = 0;
+    if constexpr (kPairs) {
+      d = pair_whole_vectors(rows[key], rows[key + 1], head_dim, out);
+      for (; d < head_dim; d += kLanes)
+        store(out + d, pair_values(load_words<true>(rows[key], d, head_dim - d),
+                                   load_words<true>(rows[key + 1], d, head_dim - d)));
+    } else {
+      for (; d + kLanes <= head_dim; d += kLanes) store(out + d, load_words<kWiden>(rows[key], d, kLanes));
+      if (d < head_dim) store(out + d, load_words<kWiden>(rows[key], d, head_dim - d));
     }
   }
 }

@@ -45,89 +45,119 @@ static inline Vec multiply_add(Vec sum, Vec word, Vec words) {
   return fma(word, words, sum);
 }
 
-static inline Vec broadcast(const float* word) {
+// All lanes are `word`, bit by bit (0 + word would not be).
+static inline Vec broadcast(float word) {
 #if defined(EV_AVX512) || defined(EV_AVX512_BF16)
-  return (Vec)_mm512_set1_ps(*word);
+  return (Vec)_mm512_set1_ps(word);
 #elif defined(EV_AVX2)
-  return (Vec)_mm256_set1_ps(*word);
+  return (Vec)_mm256_set1_ps(word);
 #else
-  return set1(*word);
+  return Vec{word, word, word, word, word, word, word, word};
 #endif
 }
 
-// out[i][j] = factor[i] * out[i][j] + sum over k of left[i][k] * right[k][j], in order of k. Without factors `out` is
-// not read and counts as zero. Strides are in words.
+// The operands of a product: out[i][j] = factor[i] * out[i][j] + sum over k of left[i][k] * right[k][j], in order of k.
+// Strides are in words.
+struct Product {
+  const float* left;
+  std::int64_t left_stride;
+  const float* right;
+  std::int64_t right_stride;
+  int depth;
+  const float* factor;  // nullptr: `out` is not read and counts as zero
+  float* out;
+  std::int64_t out_stride;
+
+  Product from_row(int row) const {
+    Product p = *this;
+    p.left += row * left_stride;
+    p.out += row * out_stride;
+    if (factor != nullptr) p.factor += row;
+    return p;
+  }
+  Product from_column(int column) const {
+    Product p = *this;
+    p.right += column;
+    p.out += column;
+    return p;
+  }
+};
+
 template <bool kPairs, int kRows, int kVecs>
-static void product_block(const float* left, std::int64_t left_stride, const float* right, std::int64_t right_stride,
-                          int depth, const float* factor, float* out, std::int64_t out_stride) {
+static void product_block(const Product& p) {
   Vec sum[kRows][kVecs];
+  const float* left = p.left;
+  const float* right = p.right;
+  const std::int64_t left_stride = p.left_stride, right_stride = p.right_stride, out_stride = p.out_stride;
+  float* out = p.out;
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j)
-      sum[i][j] = factor == nullptr ? Vec{} : load(out + i * out_stride + j * kLanes) * set1(factor[i]);
+    for (int j = 0; j < kVecs; ++j) sum[i][j] = Vec{};
   }
-  for (int k = 0; k < depth; ++k) {
+  if (p.factor != nullptr) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i, out += out_stride) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kVecs; ++j) sum[i][j] = load(out + j * kLanes) * broadcast(p.factor[i]);
+    }
+    out = p.out;
+  }
+  for (const float* end = left + p.depth; left < end; ++left, right += right_stride) {
     Vec operand[kVecs];
 #pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) operand[j] = load(right + k * right_stride + j * kLanes);
+    for (int j = 0; j < kVecs; ++j) operand[j] = load(right + j * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      const Vec word = broadcast(left + i * left_stride + k);
+      const Vec word = broadcast(left[i * left_stride]);
 #pragma GCC unroll 8
       for (int j = 0; j < kVecs; ++j) sum[i][j] = multiply_add<kPairs>(sum[i][j], word, operand[j]);
     }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
+  for (int i = 0; i < kRows; ++i, out += out_stride) {
 #pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) store(out + i * out_stride + j * kLanes, sum[i][j]);
+    for (int j = 0; j < kVecs; ++j) store(out + j * kLanes, sum[i][j]);
+    __asm__ volatile("" : "+r"(out));  // one pointer that moves on: one for each row would not fit the registers
   }
 }
 
 template <bool kPairs, int kRows>
-static inline void product_columns(const float* left, std::int64_t left_stride, const float* right,
-                                   std::int64_t right_stride, int depth, const float* factor, float* out,
-                                   std::int64_t out_stride, int columns) {
+static inline void product_columns(const Product& p, int columns) {
   constexpr int kWide = kProductVecs * kLanes;
   int j = 0;
-  for (; j + kWide <= columns; j += kWide)
-    product_block<kPairs, kRows, kProductVecs>(left, left_stride, right + j, right_stride, depth, factor, out + j,
-                                               out_stride);
+  for (; j + kWide <= columns; j += kWide) product_block<kPairs, kRows, kProductVecs>(p.from_column(j));
   if constexpr (kProductVecs > 2) {
-    for (; j + 2 * kLanes <= columns; j += 2 * kLanes)
-      product_block<kPairs, kRows, 2>(left, left_stride, right + j, right_stride, depth, factor, out + j, out_stride);
+    for (; j + 2 * kLanes <= columns; j += 2 * kLanes) product_block<kPairs, kRows, 2>(p.from_column(j));
   }
-  for (; j < columns; j += kLanes)
-    product_block<kPairs, kRows, 1>(left, left_stride, right + j, right_stride, depth, factor, out + j, out_stride);
+  for (; j < columns; j += kLanes) product_block<kPairs, kRows, 1>(p.from_column(j));
 }
 
-// As product_block, for any number of rows; `columns` is a multiple of kLanes.
+// The whole product; `columns` is a multiple of kLanes.
 template <bool kPairs>
-static void product(const float* left, std::int64_t left_stride, const float* right, std::int64_t right_stride,
-                    int depth, const float* factor, float* out, std::int64_t out_stride, int rows, int columns) {
+static void product(const Product& whole, int rows, int columns) {
   for (int done = 0; done < rows;) {
-    const int left_rows = rows - done;
+    const int left = rows - done;
     // Two halves rather than a full block and a small rest.
-    int count = left_rows;
-    if (left_rows > kProductRows) count = left_rows < 2 * kProductRows ? (left_rows + 1) / 2 : kProductRows;
-    const float* a = left + done * left_stride;
-    const float* f = factor == nullptr ? nullptr : factor + done;
-    float* c = out + done * out_stride;
+    int count = left;
+    if (left > kProductRows) count = left < 2 * kProductRows ? (left + 1) / 2 : kProductRows;
+    const Product p = whole.from_row(done);
     switch (count) {
-#define EV_ROWS(n)                                                                                  \
-  case n:                                                                                           \
-    product_columns<kPairs, n>(a, left_stride, right, right_stride, depth, f, c, out_stride, columns); \
-    break;
-      EV_ROWS(1)
-      EV_ROWS(2)
-      EV_ROWS(3)
-#if defined(__AVX2__)
-      EV_ROWS(4)
-      EV_ROWS(5)
-      EV_ROWS(6)
-#endif
-#undef EV_ROWS
+      case 1:
+        product_columns<kPairs, 1>(p, columns);
+        break;
+      case 2:
+        product_columns<kPairs, 2>(p, columns);
+        break;
+      case 3:
+        product_columns<kPairs, 3>(p, columns);
+        break;
+      default:
+        if constexpr (kProductRows > 3) {
+          if (count == 4) product_columns<kPairs, 4>(p, columns);
+          if (count == 5) product_columns<kPairs, 5>(p, columns);
+          if (count == 6) product_columns<kPairs, 6>(p, columns);
+        }
     }
     done += count;
   }
@@ -168,8 +198,8 @@ static inline Vec exp2(Vec x) {
 
 // cap * tanh(x / cap) for x = score * scale: 1 - 2 / (1 + e^2x) from -1 to 1, also where e^2x is 0 or inf.
 static inline Vec cap_scores(Vec score, float scale, float cap) {
-  const Vec twice = score * set1(2.0f * scale / cap);
-  return set1(cap) * (set1(1.0f) - set1(2.0f) / (set1(1.0f) + exp(twice)));
+  const Vec twice = score * broadcast(2.0f * scale / cap);
+  return broadcast(cap) * (set1(1.0f) - set1(2.0f) / (set1(1.0f) + exp(twice)));
 }
 
 static inline float largest(Vec v) {
@@ -184,6 +214,19 @@ static inline float largest(Vec v) {
   v = max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
 #endif
   return v[0];
+}
+
+// As reduce_add of vec.h, in the same order, without a way through memory.
+static inline float sum_of_lanes(Vec v) {
+#if EV_LANES == 16
+  v = v + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  v = v + __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  v = v + __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+#else
+  v = v + __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+  v = v + __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+#endif
+  return v[0] + v[1];
 }
 
 static inline IntVec lane_numbers() {
@@ -217,7 +260,7 @@ static inline float highest_score(const float* scores, int begin, int end) {
 // `weights` (which may be the same where words are floats); their sum, as rounded, is added to `sum` lane by lane.
 template <bool kPairs>
 static inline Vec weigh(const float* scores, float factor, float highest, Vec sum, float* weights, int begin, int end) {
-  const Vec scale = set1(factor), shift = set1(-highest);
+  const Vec scale = broadcast(factor), shift = broadcast(-highest);
 #if defined(EV_AVX512_BF16)
   if constexpr (kPairs) {
     const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
