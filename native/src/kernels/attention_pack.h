@@ -94,7 +94,7 @@ static inline void transpose(Vec* rows) {
 struct Prefetch {
   const char* const* rows;
   int count;
-  void row(int i, int bytes) const {
+  __attribute__((always_inline)) void row(int i, int bytes) const {
     if (i >= count) return;
     for (int byte = 0; byte < bytes; byte += 64) prefetch(rows[i] + byte);
   }

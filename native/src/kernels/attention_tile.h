@@ -10,9 +10,6 @@
 
 #include "vec.h"
 
-// gcc 12 takes the undefined operand inside its own AVX-512 intrinsics for a mistake of ours.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-
 namespace evensong {
 namespace EV_ISA {
 
