@@ -1,13 +1,346 @@
+// Attention of a span's queries over the paged cache, one kv head and its group of query heads at a time.
+//
+// A query reduces over tiles of kTileKeys keys, anchored at position 0 of its sequence, with a running maximum, sum and
+// accumulator (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention,
+// 2022). Every kSplitKeys positions the partial result is closed and merged into the total, in order: splits that are
+// computed elsewhere and merged later give the same bits.
+#include "attention_pack.h"
 #include "ops.h"
 
 namespace evensong {
 namespace EV_ISA {
+namespace {
 
-void attention(const AttentionArgs&, const AttentionSpan&, std::int32_t, Scratch) { __builtin_trap(); }
-void attention_split(const AttentionArgs&, const AttentionSpan&, std::int32_t, std::int32_t, float*, Scratch) { __builtin_trap(); }
-void merge_splits(const AttentionArgs&, const AttentionSpan&, std::int32_t, std::int32_t, const float*, Scratch) { __builtin_trap(); }
-std::int64_t partial_size(const AttentionArgs&) { return 0; }
-std::size_t attention_scratch(const AttentionArgs&, std::int32_t) { return 0; }
+static_assert(kSplitKeys % kTileKeys == 0 && kTileKeys % kKeyStep == 0 && kKeyStep % (2 * kLanes) == 0);
+constexpr int kPadRows = 16;  // per-row arrays may be read this far beyond the last row of a block
+
+// What a call works on, and where its scratch lies. `rows` = queries x heads of the group, query by query.
+struct Work {
+  const AttentionArgs* args;
+  const AttentionSpan* span;
+  std::int32_t kv_head;
+  int group, rows, head_dim, padded_dim, depth;
+  float factor;         // from a (capped) score to its exponent of 2
+  float* query;         // [rows, depth] words
+  float* keys;          // see attention_pack.h
+  float* values;
+  float* scores;        // [kBlockRows, kTileKeys]
+  float* weights;       // [kBlockRows, kTileKeys] words
+  float* highest;       // [rows] of the split: the running maximum, in exponents of 2
+  float* sums;          // [rows, kLanes]
+  float* accumulators;  // [rows, padded_dim]
+  float* totals;        // [rows, partial_size]: of the splits so far
+  std::uintptr_t end;
+};
+
+// One row's result for some of its keys: accumulator [padded_dim], then maximum and sum.
+struct Partial {
+  float* values;
+  int padded_dim;
+  float& highest() const { return values[padded_dim]; }
+  float& sum() const { return values[padded_dim + 1]; }
+};
+
+float* take(std::uintptr_t* at, std::int64_t floats) {
+  float* place = reinterpret_cast<float*>(*at);
+  *at += static_cast<std::uintptr_t>((4 * floats + 63) / 64 * 64);
+  return place;
+}
+
+Work make_work(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, char* memory) {
+  Work w = {};
+  w.args = &args;
+  w.span = &span;
+  w.kv_head = kv_head;
+  w.group = args.num_heads / args.num_kv_heads;
+  w.rows = span.num_queries * w.group;
+  w.head_dim = args.head_dim;
+  w.padded_dim = (args.head_dim + kLanes - 1) / kLanes * kLanes;
+  w.depth = args.compute == DType::bf16 ? args.head_dim / 2 : args.head_dim;
+  w.factor = args.soft_cap > 0.0f ? kLog2E : args.scale * kLog2E;
+  std::uintptr_t at = (reinterpret_cast<std::uintptr_t>(memory) + 63) / 64 * 64;
+  w.query = take(&at, std::int64_t{w.rows} * w.depth);
+  w.keys = take(&at, std::int64_t{kTileKeys} * w.depth);
+  w.values = take(&at, std::int64_t{kTileKeys} * w.padded_dim);
+  w.scores = take(&at, kBlockRows * kTileKeys);
+  w.weights = take(&at, kBlockRows * kTileKeys);
+  w.highest = take(&at, w.rows + kPadRows);
+  w.sums = take(&at, std::int64_t{w.rows} * kLanes);
+  w.accumulators = take(&at, std::int64_t{w.rows} * w.padded_dim);
+  w.totals = take(&at, w.rows * partial_size(args));
+  w.end = at;
+  return w;
+}
+
+int visible_end(const Work& w, int query) { return w.span->first_position + query + 1; }
+
+int visible_begin(const Work& w, int query) {
+  const int begin = visible_end(w, query) - w.args->window;
+  return w.args->window > 0 && begin > 0 ? begin : 0;
+}
+
+int clamp_to_tile(int key) { return key < 0 ? 0 : key > kTileKeys ? kTileKeys : key; }
+
+void load_queries(const Work& w) {
+  const std::size_t word = w.args->compute == DType::bf16 ? 2 : 4;
+  for (int row = 0; row < w.rows; ++row) {
+    const std::int64_t at = (w.span->first_row + row / w.group) * w.args->query_stride +
+                            std::int64_t{w.kv_head * w.group + row % w.group} * w.head_dim;
+    std::memcpy(w.query + std::int64_t{row} * w.depth, static_cast<const char*>(w.args->query) + at * word,
+                word * w.head_dim);
+  }
+}
+
+// Rows of positions begin..end of the tile that starts at `tile`, and zeros around them up to multiples of kKeyStep.
+void locate(const Work& w, int tile, int begin, int end, TileRows* rows) {
+  const AttentionArgs& args = *w.args;
+  const char* zeros = reinterpret_cast<const char*>(kZeros);
+  for (int i = begin; i % kKeyStep != 0; --i) rows->keys[i - 1] = rows->values[i - 1] = zeros;
+  for (int i = end; i % kKeyStep != 0; ++i) rows->keys[i] = rows->values[i] = zeros;
+  const std::int64_t element = args.cache_type == DType::f32 ? 4 : 2;
+  const std::int64_t head = w.head_dim * element, to_values = args.num_kv_heads * head, stride = 2 * to_values;
+  const char* cache = static_cast<const char*>(args.cache) + w.kv_head * head;
+  for (int position = tile + begin; position < tile + end;) {
+    const int block = position / args.block_size, offset = position % args.block_size;
+    int count = args.block_size - offset;
+    if (count > tile + end - position) count = tile + end - position;
+    const char* at = cache + (std::int64_t{w.span->blocks[block]} * args.block_size + offset) * stride;
+    for (int i = position - tile; i < position - tile + count; ++i, at += stride) {
+      rows->keys[i] = at;
+      rows->values[i] = at + to_values;
+    }
+    position += count;
+  }
+}
+
+template <bool kPairs>
+void pack_tile_values(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
+  const bool wide = w.args->cache_type == DType::f32;
+  const int bytes = w.head_dim * (wide ? 4 : 2);
+  if (kPairs || wide)
+    pack_values<kPairs, false>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, bytes, w.values);
+  else
+    pack_values<false, true>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, bytes, w.values);
+}
+
+template <bool kPairs>
+void pack_tile_keys(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
+  const bool wide = w.args->cache_type == DType::f32;
+  const int bytes = w.head_dim * (wide ? 4 : 2);
+  if (kPairs || wide)
+    pack_keys<false>(rows.keys, ahead, begin, end, w.depth, bytes, w.keys);
+  else
+    pack_keys<true>(rows.keys, ahead, begin, end, w.depth, bytes, w.keys);
+}
+
+// Caps and masks the block's scores where needed, and finds each row's maximum.
+void finish_scores(const Work& w, int first_row, int rows, int tile, int begin, int end, float* tops) {
+  const AttentionArgs& args = *w.args;
+  for (int i = 0; i < rows; ++i) {
+    float* scores = w.scores + i * kTileKeys;
+    const int query = (first_row + i) / w.group;
+    if (args.soft_cap > 0.0f) {
+      for (int j = begin; j < end; j += kLanes)
+        store(scores + j, cap_scores(load(scores + j), args.scale, args.soft_cap));
+    }
+    const int from = clamp_to_tile(visible_begin(w, query) - tile), to = clamp_to_tile(visible_end(w, query) - tile);
+    if (from > begin || to < end) mask_scores(scores, begin, end, from, to);
+    tops[i] = highest_score(scores, begin, end) * w.factor;
+  }
+}
+
+// Rows first_row.. (at most kBlockRows) take in the packed tile that starts at position `tile`.
+template <bool kPairs>
+void attend_rows(const Work& w, int first_row, int rows, int tile) {
+  constexpr int kWordKeys = kPairs ? 2 : 1;
+  const int first_query = first_row / w.group, last_query = (first_row + rows - 1) / w.group;
+  const int begin = clamp_to_tile(visible_begin(w, first_query) - tile) / kKeyStep * kKeyStep;
+  const int end = (clamp_to_tile(visible_end(w, last_query) - tile) + kKeyStep - 1) / kKeyStep * kKeyStep;
+  if (begin >= end) return;
+  product<kPairs>({w.query + std::int64_t{first_row} * w.depth, w.depth, w.keys + begin, kTileKeys, w.depth, nullptr,
+                   w.scores + begin, kTileKeys},
+                  rows, end - begin);
+  alignas(64) float tops[kPadRows], factors[kPadRows];
+  for (int i = 0; i < kPadRows; ++i) tops[i] = kLowest;
+  finish_scores(w, first_row, rows, tile, begin, end, tops);
+  for (int i = 0; i < kPadRows; i += kLanes) {
+    float* highest = w.highest + first_row + i;
+    const Vec before = load(highest), now = max(before, load(tops + i));
+    store(factors + i, exp2<false>(before - now));
+    store(tops + i, now);
+    store(highest, now);  // beyond the block it is what it was
+  }
+  for (int i = 0; i < rows; ++i) {
+    float* sum = w.sums + std::int64_t{first_row + i} * kLanes;
+    const Vec kept = load(sum) * broadcast(factors[i]);
+    store(sum, weigh<kPairs>(w.scores + i * kTileKeys, w.factor, tops[i], kept, w.weights + i * kTileKeys, begin, end));
+  }
+  product<kPairs>({w.weights + begin / kWordKeys, kTileKeys, w.values + std::int64_t{begin / kWordKeys} * w.padded_dim,
+                   w.padded_dim, (end - begin) / kWordKeys, factors,
+                   w.accumulators + std::int64_t{first_row} * w.padded_dim, w.padded_dim},
+                  rows, w.padded_dim);
+}
+
+template <bool kPairs>
+void attend_all_rows(const Work& w, int first_row, int rows, int tile) {
+  for (int done = 0; done < rows; done += kBlockRows)
+    attend_rows<kPairs>(w, first_row + done, rows - done < kBlockRows ? rows - done : kBlockRows, tile);
+}
+
+// A weight of zero does not hide a value that is infinite or NaN, so each query is given its visible values only.
+template <bool kPairs>
+void attend_one_by_one(const Work& w, const TileRows& rows, int tile, int begin, int end) {
+  for (int query = 0; query < w.span->num_queries; ++query) {
+    TileRows visible = rows;
+    for (int i = begin; i < end; ++i) {
+      if (tile + i < visible_begin(w, query) || tile + i >= visible_end(w, query))
+        visible.values[i] = reinterpret_cast<const char*>(kZeros);
+    }
+    pack_tile_values<kPairs>(w, visible, Prefetch{}, begin, end);
+    attend_all_rows<kPairs>(w, query * w.group, w.group, tile);
+  }
+}
+
+// The keys of one split; leaves highest, sums and accumulators. Rows up to position `limit` may be prefetched.
+template <bool kPairs>
+void run_split(const Work& w, int split, int limit) {
+  for (int i = 0; i < w.rows + kPadRows; ++i) w.highest[i] = kLowest;
+  std::memset(w.sums, 0, sizeof(float) * w.rows * kLanes);
+  std::memset(w.accumulators, 0, sizeof(float) * w.rows * w.padded_dim);
+  const int last_query = w.span->num_queries - 1;
+  const int first_key = visible_begin(w, 0), last_key = visible_end(w, last_query);
+  const int begin = first_key > split * kSplitKeys ? first_key : split * kSplitKeys;
+  const int end = last_key < (split + 1) * kSplitKeys ? last_key : (split + 1) * kSplitKeys;
+  if (begin >= end) return;
+  TileRows both[2];
+  int current = 0;
+  int tile = begin / kTileKeys * kTileKeys;
+  locate(w, tile, begin - tile, clamp_to_tile(end - tile), &both[0]);
+  for (; tile < end; tile += kTileKeys, current ^= 1) {
+    const TileRows& rows = both[current];
+    TileRows& next = both[current ^ 1];
+    const int num_next = clamp_to_tile(limit - tile - kTileKeys);
+    if (num_next > 0) locate(w, tile + kTileKeys, 0, num_next, &next);
+    const int from = clamp_to_tile(begin - tile), to = clamp_to_tile(end - tile);
+    const int packed_from = from / kKeyStep * kKeyStep, packed_to = (to + kKeyStep - 1) / kKeyStep * kKeyStep;
+    pack_tile_keys<kPairs>(w, rows, {rows.values, packed_to}, packed_from, packed_to);
+    pack_tile_values<kPairs>(w, rows, {next.keys, num_next}, packed_from, packed_to);
+    const bool masked = visible_end(w, 0) < tile + to || visible_begin(w, last_query) > tile + from;
+    constexpr int kWordKeys = kPairs ? 2 : 1;
+    if (masked && !all_finite<kPairs>(w.values + std::int64_t{packed_from / kWordKeys} * w.padded_dim,
+                                      std::int64_t{(packed_to - packed_from) / kWordKeys} * w.padded_dim))
+      attend_one_by_one<kPairs>(w, rows, tile, packed_from, packed_to);
+    else
+      attend_all_rows<kPairs>(w, 0, w.rows, tile);
+  }
+}
+
+void run_split(const Work& w, int split, int limit) {
+#if defined(EV_AVX512_BF16)
+  if (w.args->compute == DType::bf16) return run_split<true>(w, split, limit);
+#endif
+  run_split<false>(w, split, limit);
+}
+
+Partial row_of(float* partials, int row, int padded_dim) {
+  return {partials + std::int64_t{row} * (padded_dim + 2), padded_dim};
+}
+
+void clear(const Partial& total) {
+  std::memset(total.values, 0, sizeof(float) * total.padded_dim);
+  total.highest() = kLowest;
+  total.sum() = 0.0f;
+}
+
+// total += a later part. One that has seen nothing changes nothing.
+void merge(const Partial& total, const float* values, float highest, float sum) {
+  float pair[kLanes] = {total.highest(), highest};
+  const float now = total.highest() > highest ? total.highest() : highest;
+  store(pair, exp2<false>(load(pair) - broadcast(now)));
+  total.highest() = now;
+  total.sum() = total.sum() * pair[0] + sum * pair[1];
+  const Vec before = broadcast(pair[0]), later = broadcast(pair[1]);
+  for (int d = 0; d < total.padded_dim; d += kLanes)
+    store(total.values + d, load(total.values + d) * before + load(values + d) * later);
+}
+
+// Divides and rounds a row's total.
+void finish(const Work& w, int row, const Partial& total) {
+  const bool narrow = w.args->compute == DType::bf16;
+  const std::int64_t at = (w.span->first_row + row / w.group) * w.args->out_stride +
+                          std::int64_t{w.kv_head * w.group + row % w.group} * w.head_dim;
+  char* out = static_cast<char*>(w.args->out) + at * (narrow ? 2 : 4);
+  const Vec inverse = broadcast(1.0f / total.sum());
+  for (int d = 0; d < w.head_dim; d += kLanes) {
+    // Keys of weight zero leave the sign of a zero open: + 0 settles it.
+    const Vec result = load(total.values + d) * inverse + Vec{};
+    float some[kLanes];
+    if (narrow)
+      store_bf16(reinterpret_cast<bf16*>(some), result);
+    else
+      store(some, result);
+    const int count = w.head_dim - d < kLanes ? w.head_dim - d : kLanes;
+    std::memcpy(out + d * (narrow ? 2 : 4), some, static_cast<std::size_t>(count) * (narrow ? 2 : 4));
+  }
+}
+
+// Partial results hold padded_dim floats, maximum and sum; rows of `partials` are unaligned.
+void merge_rows(const Work& w) {
+  for (int row = 0; row < w.rows; ++row)
+    merge(row_of(w.totals, row, w.padded_dim), w.accumulators + std::int64_t{row} * w.padded_dim, w.highest[row],
+          sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes)));
+}
+
+}  // namespace
+
+void attention(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, Scratch scratch) {
+  const Work w = make_work(args, span, kv_head, scratch.data);
+  load_queries(w);
+  for (int row = 0; row < w.rows; ++row) clear(row_of(w.totals, row, w.padded_dim));
+  const int last_key = visible_end(w, span.num_queries - 1);
+  for (int split = visible_begin(w, 0) / kSplitKeys; split * kSplitKeys < last_key; ++split) {
+    run_split(w, split, last_key);
+    merge_rows(w);
+  }
+  for (int row = 0; row < w.rows; ++row) finish(w, row, row_of(w.totals, row, w.padded_dim));
+}
+
+void attention_split(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, std::int32_t split,
+                     float* partial, Scratch scratch) {
+  const Work w = make_work(args, span, kv_head, scratch.data);
+  load_queries(w);
+  const int last_key = visible_end(w, span.num_queries - 1), split_end = (split + 1) * kSplitKeys;
+  run_split(w, split, last_key < split_end ? last_key : split_end);
+  for (int row = 0; row < w.rows; ++row) {
+    const Partial out = row_of(partial, row, w.padded_dim);
+    std::memcpy(out.values, w.accumulators + std::int64_t{row} * w.padded_dim, sizeof(float) * w.padded_dim);
+    out.highest() = w.highest[row];
+    out.sum() = sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes));
+  }
+}
+
+void merge_splits(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, std::int32_t num_splits,
+                  const float* partials, Scratch scratch) {
+  const Work w = make_work(args, span, kv_head, scratch.data);
+  for (int row = 0; row < w.rows; ++row) {
+    const Partial total = row_of(w.totals, row, w.padded_dim);
+    clear(total);
+    const float* part = partials + std::int64_t{row} * (w.padded_dim + 2);
+    for (int split = 0; split < num_splits; ++split, part += std::int64_t{w.rows} * (w.padded_dim + 2))
+      merge(total, part, part[w.padded_dim], part[w.padded_dim + 1]);
+    finish(w, row, total);
+  }
+}
+
+std::int64_t partial_size(const AttentionArgs& args) {
+  return (args.head_dim + kLanes - 1) / kLanes * kLanes + 2;
+}
+
+std::size_t attention_scratch(const AttentionArgs& args, std::int32_t num_queries) {
+  AttentionSpan span = {};
+  span.num_queries = num_queries;
+  return make_work(args, span, 0, nullptr).end + 64;
+}
 
 }  // namespace EV_ISA
 }  // namespace evensong

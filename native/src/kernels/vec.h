@@ -13,6 +13,9 @@
 
 #include "../kernels.h"
 
+// gcc 12 takes the undefined operand inside its own AVX-512 intrinsics for a mistake of ours.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
 namespace evensong {
 namespace EV_ISA {
 
@@ -157,7 +160,9 @@ static inline Vec exp(Vec x) {
   return select(x != x, x, y);
 }
 
-static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+// gcc takes a function that only prefetches for one without effect, and drops calls of it that it has not inlined early.
+// So whatever wraps this must be always_inline too.
+__attribute__((always_inline)) static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 }  // namespace EV_ISA
 }  // namespace evensong

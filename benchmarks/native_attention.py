@@ -1,0 +1,97 @@
+"""Times of the attention kernels alone, on one thread: python benchmarks/native_attention.py [--isa I] [--repeats N]
+
+Shapes of SmolLM2-135M. A table, then one JSON line. Times are the best of several runs in microseconds: on a shared
+machine the least disturbed run says most about the code. Memory that a shape has not touched for a while is what a step
+of a whole model sees, so the decoding shapes come twice: with one cache, and with 30 of them in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from evensong import _native
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LAYERS = 9, 3, 64, 16, 30
+ROW = 2 * KV_HEADS * HEAD_DIM
+
+
+def bits(array: np.ndarray[Any, Any], narrow: bool) -> np.ndarray[Any, Any]:
+    """float32 as it is, or cut to bfloat16."""
+    return (array.view(np.uint32) >> 16).astype(np.uint16) if narrow else array
+
+
+def measure(
+    isa: str, contexts: list[tuple[int, int]], layers: int, repeats: int, query_block: int, same: bool = False
+) -> dict[str, float]:
+    """Sequences of (keys before, new queries): microseconds of a call for one span and kv head, and its rates.
+
+    same: all of them read the same blocks, so that these stay in the processor's cache.
+    """
+    narrow = isa == "avx512_bf16"
+    rng = np.random.default_rng(0)
+    spans, row, block = [], 0, 0
+    flops = 0.0
+    for before, new in contexts:
+        count = -(-(before + new) // BLOCK_SIZE)
+        table = np.arange(0 if same else block, count if same else block + count, dtype=np.int32)
+        block = count if same else block + count
+        for first in range(0, new, query_block):
+            size = min(query_block, new - first)
+            spans.append((row + first, size, before + first, table))
+        row += new
+        flops += sum(before + i + 1 for i in range(new)) * HEADS * HEAD_DIM * 4
+    query = bits(rng.standard_normal((row, HEADS * HEAD_DIM), np.float32), narrow)
+    one = bits(rng.standard_normal((block * BLOCK_SIZE, ROW), np.float32), narrow)
+    caches = [one.copy() for _ in range(layers)]
+
+    def run(cache: np.ndarray[Any, Any]) -> None:
+        _native.attention(query, cache, spans, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, HEAD_DIM**-0.5, isa)
+
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.thread_time()
+        for cache in caches:
+            run(cache)
+        best = min(best, time.thread_time() - start)
+    best /= layers
+    read = sum(before + new for before, new in contexts) * ROW * one.itemsize
+    return {
+        "call_us": best / len(spans) / KV_HEADS * 1e6,
+        "total_us": best * 1e6,
+        "gflops": flops / best / 1e9,
+        "gbs": read / best / 1e9,
+    }
+
+
+def main() -> None:
+    """Prints the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--isa", default=_native.supported_isas()[0])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--query-block", type=int, default=32)
+    options = parser.parse_args()
+    shapes = {
+        "prompt 512": ([(0, 512)], 1),
+        "prompt 2048": ([(0, 2048)], 1),
+        "decode 1 @ 4096": ([(4095, 1)], 1),
+        "decode 8 @ 4096, 30 layers": ([(4095, 1)] * 8, LAYERS),
+        "decode 64 @ 200": ([(199, 1)] * 64, 1),
+        "decode 64 @ 200, 30 layers": ([(199, 1)] * 64, LAYERS),
+    }
+    results = {}
+    print(f"{options.isa:28} {'call us':>9} {'total us':>10} {'GFLOP/s':>9} {'GB/s':>7}")
+    for name, (contexts, layers) in shapes.items():
+        repeats = max(3, options.repeats // layers)
+        result = measure(options.isa, contexts, layers, repeats, options.query_block)
+        results[name] = result
+        print("{:28} {call_us:9.2f} {total_us:10.1f} {gflops:9.1f} {gbs:7.2f}".format(name, **result))
+    print(json.dumps({"isa": options.isa, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
