@@ -163,6 +163,10 @@ struct Kernels {
   SampleResult (*sample)(const float* logits, std::int64_t count, const SampleParams& params, Scratch scratch);
   std::size_t (*sample_scratch)(std::int64_t count);
   LogprobResult (*logprobs)(const LogprobArgs& args, Scratch scratch);
+  // The sampler's 32-bit words of these token ids.
+  void (*random_words)(std::uint64_t seed, std::uint64_t position, const std::int64_t* ids, std::int64_t count,
+                       std::uint32_t* out);
+  void (*exp)(const float* x, std::int64_t count, float* out);  // out may be x
 
   // Reads `bytes` at `data` once, as fast as it can: the sum keeps the compiler honest. For benchmarks.
   std::uint64_t (*read)(const void* data, std::size_t bytes);

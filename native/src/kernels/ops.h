@@ -34,6 +34,9 @@ std::size_t attention_scratch(const AttentionArgs& args, std::int32_t num_querie
 SampleResult sample(const float* logits, std::int64_t count, const SampleParams& params, Scratch scratch);
 std::size_t sample_scratch(std::int64_t count);
 LogprobResult logprobs(const LogprobArgs& args, Scratch scratch);
+void random_words(std::uint64_t seed, std::uint64_t position, const std::int64_t* ids, std::int64_t count,
+                  std::uint32_t* out);
+void exp_row(const float* x, std::int64_t count, float* out);
 
 // memory.cpp of this folder
 std::uint64_t read(const void* data, std::size_t bytes);
