@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
@@ -67,8 +67,3 @@ class TensorReader:
 def build_model(description: ModelDescription, builder: Builder) -> CausalLM:
     """The model, its weights taken from `builder`. Raises ConfigError for tensors that do not fit."""
     return model_class(description.family)(description, builder)
-
-
-def ignored_tensors(description: ModelDescription) -> Collection[str]:
-    """Tensors that a file may hold and nobody reads: a head that is the embedding's."""
-    return ("lm_head.weight",) if description.tie_word_embeddings else ()

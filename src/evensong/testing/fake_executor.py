@@ -19,6 +19,7 @@ from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.output import PromptScores, TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+from evensong.utils.progress import ProgressPage
 
 NextToken = Callable[[list[int]], int]
 VOCAB_SIZE = 1000

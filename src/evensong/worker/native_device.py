@@ -11,7 +11,7 @@ from tqdm import tqdm
 from evensong.kernels.cpu.builders import NativeBuilder, PackingBuilder
 from evensong.kernels.cpu.native import chosen_isa, extension, multiplies_bfloat16
 from evensong.kernels.cpu.packed_file import PackedFile, packed_key, packed_path
-from evensong.kernels.cpu.packed_writer import PackedWriter
+from evensong.kernels.cpu.packed_writer import PackedWriter, open_or_pack
 from evensong.kernels.cpu.recorder import Watchers
 from evensong.kernels.mode import ITEM_BYTES, numeric_mode
 from evensong.layers.rotary import rotary_table

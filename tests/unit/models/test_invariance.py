@@ -82,7 +82,9 @@ def test_threads_of_torch(model: Device) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("how", [{"threads": 1}, {"threads": 5}, {"eager": True}, {"eager": True, "threads": 3}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"threads": 1}, {"threads": 5}, {"eager": True}, {"eager": True, "threads": 3}], ids=str
+)
 def test_native_threads_and_eager_steps(dtype: str, how: dict[str, Any], tmp_path: Path) -> None:
     """With more threads than processors too: who computes what is then left to chance."""
     folder = write_tiny_llama(tmp_path, SIZES["groups of 3"])
@@ -146,7 +148,9 @@ def test_the_demo_model(demo_model: Path, dtype: str) -> None:
 
 def test_a_context_of_several_splits(tmp_path: Path) -> None:
     """Long contexts are cut at fixed positions: one sequence alone is cut among the threads, a batch is not."""
-    folder = write_tiny_llama(tmp_path, TinyLlama(hidden_size=32, num_heads=2, num_kv_heads=1, max_position_embeddings=4096))
+    folder = write_tiny_llama(
+        tmp_path, TinyLlama(hidden_size=32, num_heads=2, num_kv_heads=1, max_position_embeddings=4096)
+    )
     tokens = tokens_of(2600, 6)
     whole = Stepper(make(folder, ISAS[0], "bfloat16", "auto"), max_model_len=4096).run(tokens, 2600)
     stepper = Stepper(make(folder, ISAS[0], "bfloat16", "auto", threads=3), max_model_len=4096, num_tokens=40_000)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evensong.kernels.cpu.builders import NamingBuilder
 from evensong.models.base import CausalLM
+from evensong.models.check import NamingBuilder
 from evensong.models.loader import TensorReader, build_model
 from evensong.models.registry import model_class
 from evensong.protocol.errors import ConfigError

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.sampling.gumbel import noise_of, random_words
-from evensong.sampling.row import SamplingRow
 from evensong.sampling.host_draws import sample_rows
+from evensong.sampling.row import SamplingRow
 from evensong.sampling.sampler import NO_TOKEN, Sampled
 
 PADDED, VOCAB = 144, 137

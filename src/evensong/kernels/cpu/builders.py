@@ -1,4 +1,4 @@
-"""The three passes over a model's declarations: which tensors it has, packing them, and handing them out packed."""
+"""Two passes over a model's declarations: packing its tensors, and handing them out packed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,6 @@ from evensong.kernels.cpu.packed_writer import PackedWriter
 from evensong.kernels.cpu.recorder import NativeWeight
 from evensong.kernels.interface import Builder, Float32, Norm, ReadTensor, Weight
 from evensong.kernels.mode import DType
-
-
-class NamingBuilder(Builder):
-    """Notes which tensors a model reads, and in which shapes; reads none."""
-
-    def __init__(self) -> None:
-        self.expected: dict[str, tuple[int, ...]] = {}
-
-    def linear(self, parts: Mapping[str, int], in_features: int, *, bias: bool = False, gated: bool = False) -> Weight:
-        for name, size in parts.items():
-            self.expected[f"{name}.weight"] = (size, in_features)
-            if bias:
-                self.expected[f"{name}.bias"] = (size,)
-        return None
-
-    def norm(self, name: str, size: int, offset: float = 0.0) -> Norm:
-        self.expected[name] = (size,)
-
-    def head_norms(self, parts: Mapping[str, int], head_dim: int, offset: float = 0.0) -> Norm:
-        self.expected.update({f"{name}.weight": (head_dim,) for name in parts})
-
-    def table(self, name: str, rows: int, width: int) -> Weight:
-        self.expected[name] = (rows, width)
-
-    def head(self, table: Weight) -> Weight:
-        return None
 
 
 class PackingBuilder(Builder):
