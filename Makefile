@@ -3,17 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+NATIVE := $(shell find native -name "*.cpp" -o -name "*.h" -o -name CMakeLists.txt)
 MODEL ?= demo
 PORT ?= 8000
 ARGS ?=
 MINUTES ?= 5
 SECONDS ?= 60
 # make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
-.PHONY: setup serve chat test check bench soak trace clients schema-test fuzz clean
+.PHONY: setup serve chat test check test-native bench soak trace clients schema-test fuzz clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "evensong needs Python 3.11 or newer; set PYTHON=")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -32,6 +33,10 @@ check: $(STAMP)
 
 test: check
 	$(BIN)/pytest $(ARGS)
+
+# The kernels' tests once more, on a build with bounds checks and the address and undefined-behaviour sanitizers.
+test-native: $(STAMP)
+	$(BIN)/python -m tests.native_run $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)

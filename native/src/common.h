@@ -23,7 +23,8 @@ inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Memory in whole pages, zero and untouched at first; large ones in huge pages where the system has them.
+// Zeros, in pages that nobody has touched; in huge pages where there are many and the system has them. A build with
+// sanitizers takes exactly the bytes that were asked for, so that it sees what reaches beyond.
 class Memory {
  public:
   Memory() = default;

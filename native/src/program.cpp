@@ -26,7 +26,7 @@ int Program::add_buffer(std::int64_t width, DType type, bool sampled_rows) {
   buffer->width = width;
   buffer->stride = row / size;
   buffer->type = type;
-  buffer->memory = Memory(static_cast<std::size_t>(round_up(row * rows + kLine, kPage)));
+  buffer->memory = Memory(static_cast<std::size_t>(row * rows + kLine));
   buffers_.push_back(std::move(buffer));
   return static_cast<int>(buffers_.size()) - 1;
 }

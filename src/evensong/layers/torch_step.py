@@ -42,7 +42,7 @@ class RotaryTables:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step reads and writes: token_ids [num_tokens]; for each layer a cache [num_slots + 1, width] and places."""
+    """What a step reads and writes: token_ids [num_tokens]; of each layer a cache [num_slots + 1, width] and places."""
 
     token_ids: torch.Tensor
     cos_sin: dict[Rope, CosSin]
