@@ -19,7 +19,8 @@ const Kernels& table() {
 #endif
       pack,           gather,     linear,            rms_norm,    add_rms_norm,   rope,
       attention,      attention_split, merge_splits, kSplitKeys,  partial_size,   attention_scratch,
-      kQueryBlock,    sample,     sample_scratch,    logprobs,    read,           checksum};
+      kQueryBlock,    sample,     sample_scratch,    logprobs,    read,           checksum,
+      multiply};
   return kernels;
 }
 
