@@ -17,7 +17,9 @@ constexpr std::uint64_t kPrimeB = 0xc2b2ae3d27d4eb4fu;
 // One to one in `state` for a given word and the other way round: a difference in either never gets lost. The product
 // spreads bits upwards only, so the upper half then goes into the lower.
 inline std::uint64_t mix(std::uint64_t state, std::uint64_t word) {
-  const std::uint64_t product = (state ^ word) * kPrimeA;
+  std::uint64_t product = (state ^ word) * kPrimeA;
+  // Keeps the compiler from using vectors: those of avx2 multiply 64 bits at a quarter of the speed.
+  __asm__("" : "+r"(product));
   return product ^ (product >> 32);
 }
 
