@@ -27,7 +27,7 @@ ARRAY_BYTES = 1 << 29  # far more than any cache keeps
 READ_REPEATS = 6
 GEMM_SECONDS = 0.4
 GEMM_SIZE = 2048
-DTYPES = ("bf16", "f32")
+DTYPES = ("bfloat16", "float32")
 
 
 def together(calls: list[Callable[[], Any]]) -> tuple[float, list[Any]]:
@@ -105,7 +105,7 @@ def _torch_gemm_peak(dtype: str, threads: int) -> float:
     import torch  # noqa: PLC0415  only where there is nothing better
 
     torch.set_num_threads(threads)
-    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE).to(kind) for _ in range(2))
     torch.matmul(a, b)
     best, until = float("inf"), time.perf_counter() + GEMM_SECONDS

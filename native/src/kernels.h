@@ -172,6 +172,9 @@ struct Kernels {
   std::uint64_t (*read)(const void* data, std::size_t bytes);
   // A checksum whose value does not depend on the instruction set, at the speed of memory.
   std::uint64_t (*checksum)(const void* data, std::size_t bytes, std::uint64_t seed);
+  // The inner loop of `linear` for weights of `type`, `times` times on what the first-level cache holds: how many
+  // floating-point operations that were. For benchmarks.
+  double (*multiply)(DType type, std::int64_t times);
 };
 
 // The table of an instruction set: "portable", "avx2", "avx512", "avx512_bf16". Raises std::invalid_argument for an

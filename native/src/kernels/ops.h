@@ -6,12 +6,13 @@
 namespace evensong {
 namespace EV_ISA {
 
-// linear.cpp
+// pack.cpp, linear.cpp
 void pack(const void* source, DType source_type, std::int64_t rows, std::int64_t cols, bool gated,
           std::int64_t panel_index, DType type, void* out);
 void gather(const PackedMatrix& weight, std::int64_t row, float scale, float* out);
 void linear(const LinearArgs& args, std::int64_t first_panel, std::int64_t last_panel, std::int64_t begin,
             std::int64_t end, Scratch scratch);
+double multiply(DType type, std::int64_t times);
 
 // rows.cpp
 void rms_norm(const float* x, const float* weight, float eps, std::int64_t size, void* out, DType type);

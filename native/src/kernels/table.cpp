@@ -20,7 +20,7 @@ const Kernels& table() {
       pack,           gather,     linear,            rms_norm,    add_rms_norm, convert, rope,
       attention,      attention_split, merge_splits, kSplitKeys,  partial_size,   attention_scratch,
       kQueryBlock,    sample,     sample_scratch,    logprobs,    random_words,
-      exp_row,        read,       checksum};
+      exp_row,        read,       checksum,    multiply};
   return kernels;
 }
 

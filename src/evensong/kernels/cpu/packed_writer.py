@@ -185,7 +185,7 @@ class PackedWriter:
         """A float32 array [cols] or [rows, cols] as it is: norm weights, biases."""
         flat = np.ascontiguousarray(values, np.float32)
         rows, cols = flat.shape if flat.ndim == 2 else (1, flat.size)
-        view = self.add(name, flat.nbytes, TensorMeta(rows, cols, "f32", kind="plain"))
+        view = self.add(name, flat.nbytes, TensorMeta(rows, cols, "float32", kind="plain"))
         view[:] = flat.reshape(-1).view(np.uint8)
 
     def commit(self, extra: dict[str, Any] | None = None, checksum: Checksum = crc32, threads: int = 1) -> PackedFile:

@@ -36,7 +36,7 @@ from evensong.kernels.cpu.packed_file import (
 from evensong.kernels.cpu.packed_writer import PackedWriter, open_or_pack
 
 KEY = packed_key({"source": "a", "isa": "avx2"})
-META = TensorMeta(rows=100, cols=33, dtype="bf16", gated=True)
+META = TensorMeta(rows=100, cols=33, dtype="bfloat16", gated=True)
 # Sizes below, at and above a page, and none of them round.
 SIZES = {"a": 1, "b": 4096, "c": 9001, "d": 65537}
 
@@ -62,7 +62,7 @@ def check_content(file: PackedFile) -> None:
     assert file.names == [*SIZES, "norm", "table"] and file.extra == {"note": [1, "ä"]}
     for name in SIZES:
         entry = file.entry(name)
-        assert (entry.rows, entry.cols, entry.dtype, entry.gated, entry.kind) == (100, 33, "bf16", True, "packed")
+        assert (entry.rows, entry.cols, entry.dtype, entry.gated, entry.kind) == (100, 33, "bfloat16", True, "packed")
         assert np.array_equal(entry.data, content(name)) and entry.data.ctypes.data % 64 == 0
         assert not entry.data.flags.writeable and entry.data.base is not None
         with pytest.raises(ValueError, match="read-only"):
@@ -113,7 +113,7 @@ def test_a_file_without_tensors_and_one_whose_plain_values_are_no_array_of_rows(
     with PackedWriter(path, packed_key({})) as writer:
         writer.add_plain("row", np.ones((1, 4), np.float64)[:, ::2])
         file = writer.commit()
-    assert np.array_equal(file.entry("row").floats(), [1, 1]) and file.entry("row").dtype == "f32"
+    assert np.array_equal(file.entry("row").floats(), [1, 1]) and file.entry("row").dtype == "float32"
 
 
 @pytest.mark.parametrize(("name", "nbytes"), [("x", 0), ("x", -1), ("a", 1)])
@@ -274,7 +274,7 @@ def test_another_key_leaves_the_file_and_its_own_writer_replaces_it(
 
 def test_a_table_that_lies_is_damage_although_its_digest_holds(path: Path, warnings: Callable[[], list[str]]) -> None:
     """Places outside the file, or no table at all: a view must never reach beyond the mapping."""
-    meta = {"rows": 1, "cols": 1, "dtype": "f32", "gated": False, "kind": "plain"}
+    meta = {"rows": 1, "cols": 1, "dtype": "float32", "gated": False, "kind": "plain"}
     lines: list[Any] = [["x", meta, 4096, 1 << 40, 0], ["x", meta, 0, 4, 0], ["x", meta, 4097, 4, 0]]
     lines += [["x", meta, -64, 4, 0], ["x", meta, 4096, 0, 0], ["x", {}, 4096, 4, 0], ["x", meta, "4096", 4, 0], [], 1]
     path.parent.mkdir()
@@ -413,7 +413,7 @@ from pathlib import Path
 from evensong.kernels.cpu.packed_file import TensorMeta
 from evensong.kernels.cpu.packed_writer import PackedWriter
 writer = PackedWriter(Path({path!r}), {key!r})
-writer.add("a", 100000, TensorMeta(1, 1, "f32"))[:] = 1
+writer.add("a", 100000, TensorMeta(1, 1, "float32"))[:] = 1
 print("writing", flush=True)
 time.sleep(60)
 """
