@@ -12,6 +12,7 @@ namespace EV_ISA {
 namespace {
 
 static_assert(kSplitKeys % kTileKeys == 0 && kTileKeys % kKeyStep == 0 && kKeyStep % (2 * kLanes) == 0);
+constexpr int kFirstRows = 48;  // of the first tile that are asked for at once; the others follow while it is packed
 constexpr int kPadRows = 16;  // per-row arrays may be read this far beyond the last row of a block
 
 // What a call works on, and where its scratch lies. `rows` = queries x heads of the group, query by query.
@@ -113,24 +114,23 @@ void locate(const Work& w, int tile, int begin, int end, TileRows* rows) {
   }
 }
 
-template <bool kPairs>
-void pack_tile_values(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
-  const bool wide = w.args->cache_type == DType::f32;
-  const int bytes = w.head_dim * (wide ? 4 : 2);
-  if (kPairs || wide)
-    pack_values<kPairs, false>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, bytes, w.values);
-  else
-    pack_values<false, true>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, bytes, w.values);
-}
+// Bytes of a head in the cache.
+int row_bytes(const Work& w) { return w.head_dim * (w.args->cache_type == DType::f32 ? 4 : 2); }
 
 template <bool kPairs>
 void pack_tile_keys(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
-  const bool wide = w.args->cache_type == DType::f32;
-  const int bytes = w.head_dim * (wide ? 4 : 2);
-  if (kPairs || wide)
-    pack_keys<false>(rows.keys, ahead, begin, end, w.depth, bytes, w.keys);
+  if (kPairs || w.args->cache_type == DType::f32)
+    pack_keys<false>(rows.keys, ahead, begin, end, w.depth, row_bytes(w), w.keys);
   else
-    pack_keys<true>(rows.keys, ahead, begin, end, w.depth, bytes, w.keys);
+    pack_keys<true>(rows.keys, ahead, begin, end, w.depth, row_bytes(w), w.keys);
+}
+
+template <bool kPairs>
+void pack_tile_values(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
+  if (kPairs || w.args->cache_type == DType::f32)
+    pack_values<kPairs, false>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, row_bytes(w), w.values);
+  else
+    pack_values<false, true>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, row_bytes(w), w.values);
 }
 
 // Caps and masks the block's scores where needed, and finds each row's maximum.
@@ -201,37 +201,42 @@ void attend_one_by_one(const Work& w, const TileRows& rows, int tile, int begin,
   }
 }
 
+// All queries take in keys from..to of a tile, whose rows are given; asks for the `next` rows meanwhile.
+template <bool kPairs>
+void attend_tile(const Work& w, const TileRows& rows, Prefetch next, int tile, int from, int to) {
+  constexpr int kWordKeys = kPairs ? 2 : 1;
+  const int begin = from / kKeyStep * kKeyStep, end = (to + kKeyStep - 1) / kKeyStep * kKeyStep;
+  pack_tile_keys<kPairs>(w, rows, {rows.values, end}, begin, end);
+  pack_tile_values<kPairs>(w, rows, next, begin, end);
+  const bool masked = visible_end(w, 0) < tile + to || visible_begin(w, w.span->num_queries - 1) > tile + from;
+  if (masked && !all_finite<kPairs>(w.values + std::int64_t{begin / kWordKeys} * w.padded_dim,
+                                    std::int64_t{(end - begin) / kWordKeys} * w.padded_dim))
+    attend_one_by_one<kPairs>(w, rows, tile, begin, end);
+  else
+    attend_all_rows<kPairs>(w, 0, w.rows, tile);
+}
+
 // The keys of one split; leaves highest, sums and accumulators. Rows up to position `limit` may be prefetched.
 template <bool kPairs>
 void run_split(const Work& w, int split, int limit) {
   for (int i = 0; i < w.rows + kPadRows; ++i) w.highest[i] = kLowest;
   std::memset(w.sums, 0, sizeof(float) * w.rows * kLanes);
   std::memset(w.accumulators, 0, sizeof(float) * w.rows * w.padded_dim);
-  const int last_query = w.span->num_queries - 1;
-  const int first_key = visible_begin(w, 0), last_key = visible_end(w, last_query);
+  const int first_key = visible_begin(w, 0), last_key = visible_end(w, w.span->num_queries - 1);
   const int begin = first_key > split * kSplitKeys ? first_key : split * kSplitKeys;
   const int end = last_key < (split + 1) * kSplitKeys ? last_key : (split + 1) * kSplitKeys;
   if (begin >= end) return;
   TileRows both[2];
-  int current = 0;
   int tile = begin / kTileKeys * kTileKeys;
   locate(w, tile, begin - tile, clamp_to_tile(end - tile), &both[0]);
-  for (; tile < end; tile += kTileKeys, current ^= 1) {
-    const TileRows& rows = both[current];
+  const Prefetch first = {both[0].keys, clamp_to_tile(end - tile)};
+  for (int i = begin - tile; i < kFirstRows; ++i) first.row(i, row_bytes(w));
+  for (int current = 0; tile < end; tile += kTileKeys, current ^= 1) {
     TileRows& next = both[current ^ 1];
     const int num_next = clamp_to_tile(limit - tile - kTileKeys);
     if (num_next > 0) locate(w, tile + kTileKeys, 0, num_next, &next);
-    const int from = clamp_to_tile(begin - tile), to = clamp_to_tile(end - tile);
-    const int packed_from = from / kKeyStep * kKeyStep, packed_to = (to + kKeyStep - 1) / kKeyStep * kKeyStep;
-    pack_tile_keys<kPairs>(w, rows, {rows.values, packed_to}, packed_from, packed_to);
-    pack_tile_values<kPairs>(w, rows, {next.keys, num_next}, packed_from, packed_to);
-    const bool masked = visible_end(w, 0) < tile + to || visible_begin(w, last_query) > tile + from;
-    constexpr int kWordKeys = kPairs ? 2 : 1;
-    if (masked && !all_finite<kPairs>(w.values + std::int64_t{packed_from / kWordKeys} * w.padded_dim,
-                                      std::int64_t{(packed_to - packed_from) / kWordKeys} * w.padded_dim))
-      attend_one_by_one<kPairs>(w, rows, tile, packed_from, packed_to);
-    else
-      attend_all_rows<kPairs>(w, 0, w.rows, tile);
+    attend_tile<kPairs>(w, both[current], {next.keys, num_next}, tile, clamp_to_tile(begin - tile),
+                        clamp_to_tile(end - tile));
   }
 }
 
