@@ -1,8 +1,8 @@
 // The sampler and log-probabilities of one row. src/evensong/sampling has the same semantics in Python, and
 // tests/unit/kernels/cpu/test_sampling.py compares the two.
 //
-// What is summed for top_p are float exponentials, in whole numbers (select.h). The choice among tokens compares doubles
-// of the C library's scalar logarithm, as the Python code does.
+// What is summed for top_p are float exponentials, in whole numbers (select.h). The choice among tokens compares
+// doubles of the C library's scalar logarithm, as the Python code does.
 #include "ops.h"
 #include "philox.h"
 #include "select.h"
@@ -51,12 +51,11 @@ Prefix nucleus(const Row& row, const Prefix& kept, const SampleParams& params, s
   const std::uint64_t total = fill(row, kept, row.best, weights, bins, sums);
   std::uint64_t wanted = static_cast<std::uint64_t>(__builtin_ceil(params.top_p * static_cast<double>(total)));
   wanted = wanted < 1 ? 1 : wanted;
-  if (wanted >= total && total > weights.of(row.best)) return kept;
   return cut(row, kept, weights, bins, wanted < total ? wanted : total, sums);
 }
 
-// A token that reaches a total of B has noise of at least B - score; noise is at most -log d, where d is the distance of
-// u from 1. So exp(score) >= d exp(B) holds, which is quick to tell for many, and few tokens are looked at closely.
+// A token that reaches a total of B has noise of at least B - score; noise is at most -log d, where d is the distance
+// of u from 1. So exp(score) >= d exp(B) holds, which is quick to tell for many, and few tokens are looked at closely.
 class Draw {
  public:
   Draw(const Row& row, const SampleParams& params)

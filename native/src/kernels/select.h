@@ -1,10 +1,10 @@
 // The best tokens of a row without sorting it.
 //
 // Order: larger logits first, the lowest id on a tie. (The Python code compares scores; these tie also where logits
-// differ by less than 1e-16 of their distance from the best.) Every filter leaves a prefix of this order, so two numbers
-// say what is left, and no list of candidates is kept. A cut is found by summing weights in bins of the logits, then in
-// bins of the one bin in which the sum is reached, down to a single value. Weights are whole numbers: their sums do not
-// depend on the order in which they are added.
+// differ by less than 1e-16 of their distance from the best.) Every filter leaves a prefix of this order, so two
+// numbers say what is left, and no list of candidates is kept. A cut is found by summing weights in bins of the logits,
+// then in bins of the one bin in which the sum is reached, down to a single value. Weights are whole numbers: their sums
+// do not depend on the order in which they are added.
 #pragma once
 
 #include "lanes.h"

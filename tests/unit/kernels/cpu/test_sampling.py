@@ -92,6 +92,17 @@ def test_tokens_are_those_of_the_python_sampler(cases: list[tuple[Case, int]], i
 
 
 @per_isa
+@pytest.mark.parametrize("below", [4.0, 8.0, 11.0])
+def test_tokens_far_below_the_best_can_win(below: float, isa: str) -> None:
+    logits = np.full(VOCAB, 3.0 - below, dtype=np.float32)
+    logits[30000] = 3.0
+    made = [Case(logits, seed=11, position=position) for position in range(1, 41)]
+    tokens = [case.token(isa) for case in made]
+    assert tokens == [case.expected() for case in made]
+    assert set(tokens) != {30000}
+
+
+@per_isa
 def test_words_are_the_published_ones(isa: str) -> None:
     # Random123's known answer for Philox 4x32-10 with counter and key 0.
     words = native.random_words(0, 0, np.arange(4), isa)
