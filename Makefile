@@ -32,6 +32,7 @@ check: $(STAMP)
 test: check
 	$(BIN)/pytest $(ARGS)
 
+# Peers where their flags or variables say where they are (docs/benchmarking.md); ARGS='--quick'
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
