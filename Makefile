@@ -38,6 +38,7 @@ test: check
 test-native: $(STAMP)
 	$(BIN)/python -m tests.native_run $(ARGS)
 
+# Peers where their flags or variables say where they are (docs/benchmarking.md); ARGS='--quick'
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 

@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -31,29 +32,19 @@ DTYPES = ("bfloat16", "float32")
 
 
 def together(calls: list[Callable[[], Any]]) -> tuple[float, list[Any]]:
-    """Seconds from the common start of `calls`, a thread for each, to the last one's end; and what they returned."""
-    results: list[Any] = [None] * len(calls)
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(calls) + 1)
+    """Seconds from the first start of `calls`, a thread for each, to the last one's end; and what they returned."""
+    start = threading.Barrier(len(calls))
 
-    def run(place: int) -> None:
+    def run(call: Callable[[], Any]) -> tuple[float, float, Any]:
         start.wait()
-        try:
-            results[place] = calls[place]()
-        except BaseException as error:
-            errors.append(error)
+        # Taken by the thread itself: on a busy machine another one may be late to look at the clock.
+        begun = time.perf_counter()
+        result = call()
+        return begun, time.perf_counter(), result
 
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    start.wait()
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    taken = time.perf_counter() - begun
-    if errors:
-        raise errors[0]
-    return taken, results
+    with ThreadPoolExecutor(max_workers=len(calls)) as threads:
+        done = list(threads.map(run, calls))
+    return max(end for _, end, _ in done) - min(begun for begun, _, _ in done), [result for _, _, result in done]
 
 
 class Machine:

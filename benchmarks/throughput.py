@@ -204,7 +204,7 @@ def compare(names: Sequence[str], options: argparse.Namespace, sides: list[Side]
     comparison = Comparison(
         sides, machine, sizes_of(options.model, options.weight_bytes, options.kv_bytes), options.pairs
     )
-    report = {}
+    report: dict[str, Any] = {}
     for name in names:
         report[name] = comparison.context() if name == CONTEXT else comparison.shape(name)
         print_row(name, report[name])
