@@ -1,6 +1,5 @@
 // The linear kernels one by one, for tests and benchmarks, and packing. Sizes and types are checked here.
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
@@ -120,7 +119,8 @@ Result<float> gather(const Input& packed, std::int64_t rows, std::int64_t cols, 
                      const std::string& dtype, const Input& token_ids, float scale) {
   const Kernels& kernels = kernels_for(isa);
   const PackedMatrix weight = matrix_of(kernels, packed, rows, cols, dtype_of(dtype), false);
-  check(token_ids.ndim() == 1 && token_ids.dtype() == nb::dtype<std::int64_t>(), "token_ids must be int64 [num_tokens]");
+  check(token_ids.ndim() == 1 && token_ids.dtype() == nb::dtype<std::int64_t>(),
+        "token_ids must be int64 [num_tokens]");
   const auto* ids = static_cast<const std::int64_t*>(token_ids.data());
   const std::size_t count = token_ids.shape(0);
   for (std::size_t i = 0; i < count; ++i) check(ids[i] >= 0 && ids[i] < rows, "a token id is out of range");
@@ -321,7 +321,7 @@ void bind_linear(nb::module_& m) {
         arg("bias") = nb::none(), arg("epilogue") = "store", arg("out_dtype") = "float32",
         arg("out").noconvert() = nb::none(), arg("first_panel") = 0, arg("last_panel") = -1, arg("first_row") = 0,
         arg("last_row") = -1, arg("num_columns") = -1,
-        "x W^T + bias and its epilogue for a range of panels and rows; argmax gives (best, index), [num_rows, panels].");
+        "x W^T + bias and its epilogue for some panels and rows; argmax gives (best, index), [num_rows, num_panels].");
   m.def("checksum", checksum, arg("array"), arg("seed") = 0, arg("isa") = nb::none(),
         "64 bits that change with every bit of the array; the same for every instruction set.");
   m.def("read_bytes", read_bytes, arg("array"), arg("isa"), "Reads the array once: a measure of memory's speed.");
