@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -68,13 +69,15 @@ def main() -> int:
     began = time.monotonic()
     machine = Machine()
     report: dict[str, Any] = {"machine": machine.describe(), "pairs": options.pairs, "settings": options.settings}
+    # Of the last minute: other work shows before anything of ours runs.
+    report["load_average_before"] = round(os.getloadavg()[0], 2)
     try:
         if STARTUP in options.sections:
             report[STARTUP] = part("startup.py", "--model", options.model, "--runs", str(options.pairs))
         workloads = [name for name in options.sections if name == CONTEXT or is_shape(name)]
         if workloads or BESIDE in options.sections:
             with open_sides(options) as (own, sides):
-                report["workloads"] = compare(workloads, options, sides, machine)
+                compare(workloads, options, sides, machine, report.setdefault("workloads", {}))
                 if BESIDE in options.sections:
                     report[BESIDE] = beside_load.measure(own, options.pairs)
                     print("beside a busy process:")

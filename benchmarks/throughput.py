@@ -14,7 +14,9 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -186,6 +188,8 @@ def open_sides(options: argparse.Namespace) -> Iterator[tuple[LLMSide, list[Side
     for tool, model in (("peer_python", "peer_model"), ("llama_bench", "llama_model")):
         if bool(getattr(options, tool)) != bool(getattr(options, model)):
             raise SystemExit(f"a peer needs both: {tool} and {model}")
+    # A stopped process outlives its parent: a benchmark that is ended must end it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as stack:
         own = evensong_side(options.model, options.settings)
         stack.callback(own.close)
@@ -199,16 +203,15 @@ def open_sides(options: argparse.Namespace) -> Iterator[tuple[LLMSide, list[Side
         yield own, sides
 
 
-def compare(names: Sequence[str], options: argparse.Namespace, sides: list[Side], machine: Machine) -> dict[str, Any]:
-    """Measures and prints the workloads of these names."""
-    comparison = Comparison(
-        sides, machine, sizes_of(options.model, options.weight_bytes, options.kv_bytes), options.pairs
-    )
-    report: dict[str, Any] = {}
+def compare(
+    names: Sequence[str], options: argparse.Namespace, sides: list[Side], machine: Machine, report: dict[str, Any]
+) -> None:
+    """Measures and prints the workloads of these names, each into `report` as soon as it is done."""
+    sizes = sizes_of(options.model, options.weight_bytes, options.kv_bytes)
+    comparison = Comparison(sides, machine, sizes, options.pairs)
     for name in names:
         report[name] = comparison.context() if name == CONTEXT else comparison.shape(name)
         print_row(name, report[name])
-    return report
 
 
 def main() -> int:
@@ -218,8 +221,9 @@ def main() -> int:
     parser.add_argument("--only", default=",".join((*SHAPES, CONTEXT)), help="workloads, comma-separated")
     options = parser.parse_args()
     machine = Machine()
+    report: dict[str, Any] = {}
     with open_sides(options) as (_, sides):
-        report = compare(options.only.split(","), options, sides, machine)
+        compare(options.only.split(","), options, sides, machine, report)
     print(json.dumps({"machine": machine.describe(), "workloads": report}))
     return 0
 
