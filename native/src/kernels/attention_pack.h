@@ -136,8 +136,9 @@ static inline Vec pair_values(Vec even, Vec odd) {
 static inline int pair_whole_vectors(const char* even, const char* odd, int head_dim, float* out) {
   int d = 0;
 #if defined(EV_AVX512_BF16)
-  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
-                                       36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  // Elements 0, 32, 1, 33, .. of both rows side by side: a word n has 32 + n above n.
+  const __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i low = _mm512_or_si512(numbers, _mm512_slli_epi32(_mm512_add_epi32(numbers, _mm512_set1_epi32(32)), 16));
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   for (; d + 32 <= head_dim; d += 32) {
     const __m512i a = _mm512_loadu_si512(even + 2 * d), b = _mm512_loadu_si512(odd + 2 * d);

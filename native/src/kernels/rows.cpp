@@ -1,7 +1,7 @@
 // Norms and rotary embedding: what happens to one row at a time.
 //
-// Elementwise parts are plain loops: each operation is rounded by itself (no contraction, see CMakeLists.txt), so vector
-// and scalar code agree. Sums run over fixed lanes, the rest of a row padded with zeros.
+// Elementwise parts are plain loops: each operation is rounded by itself (no contraction, see CMakeLists.txt), so code
+// for vectors and for what is left of them agrees. Sums run over fixed lanes, the rest of a row padded with zeros.
 #include "ops.h"
 
 namespace evensong {
