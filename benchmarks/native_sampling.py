@@ -14,9 +14,9 @@ import numpy as np
 
 from evensong import _native as native
 from evensong.protocol.sampling_params import SamplingParams
+from evensong.sampling.host_draws import sample_rows
 from evensong.sampling.logprobs import token_logprobs
 from evensong.sampling.row import Float32, SamplingRow
-from evensong.sampling.sampler import sample_rows
 
 # Name and settings: temperature, top_p, min_p, top_k.
 SETTINGS = {

@@ -70,6 +70,8 @@ class Engine::StepJob : public Job {
 Engine::Engine(int threads) : pool_threads_(threads) {
   check(threads >= 1 && threads <= 1024, "an engine has 1 to 1024 threads");
   scratch_.resize(static_cast<std::size_t>(threads));
+  processors_ = usable_processors();
+  if (processors_.size() != scratch_.size()) processors_.clear();
   leader_ = std::thread([this] { serve(); });
 }
 
@@ -113,8 +115,8 @@ std::shared_ptr<Step> Engine::wait(std::int64_t ticket) {
 }
 
 void Engine::serve() {
-  bind_to_processor(0, pool_threads_);
-  pool_ = std::make_unique<Pool>(pool_threads_);
+  if (!processors_.empty()) bind_to_processor(processors_.front());
+  pool_ = std::make_unique<Pool>(pool_threads_, processors_);
   for (;;) {
     std::unique_lock<std::mutex> hold(lock_);
     work_arrived_.wait(hold, [&] { return stop_ || !queue_.empty(); });

@@ -70,6 +70,8 @@ class Engine {
   void note(const Span& span);
 
   const int pool_threads_;
+  // One for each thread, where there are as many as threads: with a share of the machine only, the system places them.
+  std::vector<int> processors_;
   std::mutex lock_;
   std::condition_variable work_arrived_, work_done_;
   std::deque<Work> queue_;

@@ -57,27 +57,33 @@ void wake_all(std::atomic<std::uint32_t>& word) {
 
 }  // namespace
 
-void bind_to_processor(int index, int threads) {
+std::vector<int> usable_processors() {
+  std::vector<int> found;
 #if defined(__linux__)
   cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) != threads) return;
-  for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed) || seen++ != index) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    pthread_setaffinity_np(pthread_self(), sizeof one, &one);
-    return;
-  }
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return found;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &allowed)) found.push_back(cpu);
+#endif
+  return found;
+}
+
+void bind_to_processor(int processor) {
+#if defined(__linux__)
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(processor, &one);
+  pthread_setaffinity_np(pthread_self(), sizeof one, &one);
 #else
-  (void)index, (void)threads;
+  (void)processor;
 #endif
 }
 
-Pool::Pool(int threads) : ranges_(static_cast<std::size_t>(threads)) {
+Pool::Pool(int threads, const std::vector<int>& processors) : ranges_(static_cast<std::size_t>(threads)) {
   for (int me = 1; me < threads; ++me) {
-    threads_.emplace_back([this, me, threads] {
-      bind_to_processor(me, threads);
+    const int processor = processors.empty() ? -1 : processors[static_cast<std::size_t>(me)];
+    threads_.emplace_back([this, me, processor] {
+      if (processor >= 0) bind_to_processor(processor);
       follow(me);
     });
   }

@@ -27,7 +27,8 @@ class Job {
 // A thread that waits spins for some microseconds, then sleeps: it must not keep a processor from whoever could use it.
 class Pool {
  public:
-  explicit Pool(int threads);
+  // `processors`: one for each thread that is made, to bind it to; or none.
+  Pool(int threads, const std::vector<int>& processors);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -61,7 +62,9 @@ class Pool {
   std::exception_ptr failure_;
 };
 
-// Binds the calling thread to the i-th processor that this process may use, if there is one for each of `threads`.
-void bind_to_processor(int index, int threads);
+// Processors that the calling thread may use, in ascending order; empty where the system does not say.
+std::vector<int> usable_processors();
+// Binds the calling thread to one processor.
+void bind_to_processor(int processor);
 
 }  // namespace evensong

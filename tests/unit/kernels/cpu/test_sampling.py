@@ -10,8 +10,8 @@ import pytest
 
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.sampling import gumbel
+from evensong.sampling.host_draws import sample_rows
 from evensong.sampling.row import Float32, Int64, SamplingRow
-from evensong.sampling.sampler import sample_rows
 
 native = pytest.importorskip("evensong._native")
 ISAS = native.supported_isas()
