@@ -28,7 +28,7 @@ ARRAY_BYTES = 1 << 29  # far more than any cache keeps
 READ_REPEATS = 6
 GEMM_SECONDS = 0.4
 GEMM_SIZE = 2048
-DTYPES = ("bfloat16", "float32")
+DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def together(calls: list[Callable[[], Any]]) -> tuple[float, list[Any]]:
@@ -75,7 +75,7 @@ class Machine:
         return max(size / together([lambda p=part: read(p) for part in parts])[0] for _ in range(READ_REPEATS))
 
     def gemm_peak(self, dtype: str) -> float:
-        """FLOP per second of all threads together, with inputs and weights of `dtype`: bf16 or f32."""
+        """FLOP per second of all threads together, with inputs and weights of `dtype`: bfloat16 or float32."""
         if not self._multiplies:
             return _torch_gemm_peak(dtype, self._threads)
         one: Callable[[], float] = lambda: native.measure_gemm_peak(self.isa, dtype, GEMM_SECONDS)  # noqa: E731
@@ -83,7 +83,7 @@ class Machine:
 
     def measure(self) -> dict[str, float]:
         """GB/s and GFLOP/s, in about a second."""
-        peaks = {f"{dtype}_gflops": round(self.gemm_peak(dtype) / 1e9, 1) for dtype in DTYPES}
+        peaks = {f"{name}_gflops": round(self.gemm_peak(dtype) / 1e9, 1) for name, dtype in DTYPES.items()}
         return {"read_gb_per_s": round(self.read_bandwidth() / 1e9, 2)} | peaks
 
 

@@ -31,7 +31,7 @@ def test_the_kernels_are_used_where_they_are_built(monkeypatch: pytest.MonkeyPat
     native = SimpleNamespace(
         supported_isas=lambda: ["best", "other"],
         read_bytes=read_bytes,
-        measure_gemm_peak=lambda isa, dtype, seconds: {"bf16": 4e9, "f32": 1e9}[dtype],
+        measure_gemm_peak=lambda isa, dtype, seconds: {"bfloat16": 4e9, "float32": 1e9}[dtype],
     )
     monkeypatch.setattr(machine, "native", native)
     monkeypatch.setattr(machine, "ARRAY_BYTES", 1 << 16)

@@ -16,7 +16,6 @@ USUAL = {
     "gpu_memory_utilization": 0.9,
     "swap_space": 4,
     "trust_remote_code": True,
-    "enforce_eager": True,
     "quantization": None,
     "tokenizer_mode": "auto",
 }
@@ -36,7 +35,6 @@ def test_a_usual_script_changes_nothing() -> None:
         ("trust_remote_code", "yes"),
         ("quantization", "awq"),
         ("tokenizer", "another/model"),
-        ("kv_cache_dtype", "fp8"),
         ("enable_lora", True),
     ],
 )

@@ -15,7 +15,7 @@ from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.request import UtilityCall
 from evensong.protocol.wire import pack, unpack
 from evensong.testing.fake_executor import FakeExecutor, scripted_token
-from evensong.utils.progress import CoreState
+from evensong.utils.progress import CoreState, ProgressPage
 from tests.unit.engine.core.making import ask, make_core
 
 PROMPT = list(range(20, 60))
@@ -208,7 +208,12 @@ def test_a_worker_that_cannot_wake_up_stays_asleep(rig: Rig) -> None:
 
 def test_a_step_tells_how_much_it_holds() -> None:
     rig, seen = Rig(), []
-    rig.executor.watch_progress(lambda: seen.append((rig.core.progress.num_tokens, rig.core.progress.num_steps)))
+
+    class Watched(ProgressPage):
+        def tick(self) -> None:
+            seen.append((rig.core.progress.num_tokens, rig.core.progress.num_steps))
+
+    rig.executor.watch_progress(Watched())
     rig.core.add_request(ask("a", PROMPT, max_tokens=2))
     rig.steps()
     assert seen == [(40, 0), (1, 1)] and (rig.core.progress.num_tokens, rig.core.progress.num_steps) == (0, 2)

@@ -34,7 +34,7 @@ def test_auto_takes_the_models_own_length_where_it_fits() -> None:
     assert resources.max_model_len == 4096 and resources.max_num_seqs == 64
     assert resources.num_blocks == 64 * 2048 // 16
     assert resources.kv_cache_bytes == resources.num_blocks * 16 * 64
-    assert executor.kv_cache == KVCacheConfig(resources.num_blocks, 16, (LayerGroup(None, (0,)),))
+    assert executor.kv_cache == KVCacheConfig(resources.num_blocks, 16, (LayerGroup(None, (0,)),), 64, 2048)
 
 
 def test_auto_is_reduced_to_what_fits_and_a_number_is_refused() -> None:
