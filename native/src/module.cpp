@@ -4,6 +4,8 @@
 namespace nb = nanobind;
 
 NB_MODULE(_native, m) {
+  // What still lives when the interpreter ends goes with the process; nothing is to be said of it.
+  nb::set_leak_warnings(false);
   m.attr("BUILD") = EVENSONG_BUILD;
   m.def("supported_isas", [] {
     int count = 0;

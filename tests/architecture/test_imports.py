@@ -110,6 +110,17 @@ def test_every_other_module_imports_with_torch_blocked() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_the_native_path_needs_no_torch() -> None:
+    names = ["worker.worker", "worker.native_device", "models.decoder", "models.gemma3", "sampling.native_draws"]
+    program = (
+        "import sys, importlib\n"
+        "sys.modules['torch'] = None\n"
+        f"for name in {names!r}: importlib.import_module('evensong.' + name)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
 def test_import_evensong_is_light() -> None:
     """The name alone loads nothing of the engine (the time itself is a benchmark: benchmarks/startup.py)."""
     heavy = ("torch", "zmq", "msgspec", "numpy")

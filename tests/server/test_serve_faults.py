@@ -249,3 +249,5 @@ def test_signals_to_the_children_are_the_launchers_business(serve: Any) -> None:
     assert len(groups) == 3
     assert "libtorch" not in Path(f"/proc/{server.pids['evensong:http-0']}/maps").read_text()
     assert "libtorch" not in Path(f"/proc/{server.pids['evensong:launcher']}/maps").read_text()
+    # The native kernels need no torch either.
+    assert "libtorch" not in Path(f"/proc/{server.pids['evensong:core-0']}/maps").read_text()

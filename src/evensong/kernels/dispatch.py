@@ -72,7 +72,7 @@ def describe_kernels(device: torch.device) -> dict[str, str]:
     if device.type == "cpu":
         # Within these the libraries still choose by cache sizes and more: start-up's trials tell (kernels/linear.py).
         isa = torch.backends.cpu.get_cpu_capability()
-        return {"kernels": f"torch {torch.__version__}", "isa": isa, "deterministic": "yes"}
+        return {"kernel_build": f"torch {torch.__version__}", "isa": isa, "deterministic": "yes"}
     name = torch.cuda.get_device_name(device)
     # The library's products may depend on the number of rows.
-    return {"kernels": f"torch {torch.__version__}", "isa": name, "deterministic": "no"}
+    return {"kernel_build": f"torch {torch.__version__}", "isa": name, "deterministic": "no"}

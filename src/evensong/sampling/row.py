@@ -17,12 +17,16 @@ Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """One request at the position that is to be sampled: its settings and its tokens so far."""
+    """One request at the position that is to be sampled: its settings and its tokens so far.
+
+    `changes_logits`: whether a step of the sampler changes its logits before a token is drawn; None: not worked out.
+    """
 
     params: SamplingParams
     prompt_token_ids: Sequence[int] | Int64
     output_token_ids: Sequence[int] | Int64
     eos_token_ids: Sequence[int]
+    changes_logits: bool | None = None
 
     @property
     def position(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evensong.protocol.output import TokenLogprobs
+from evensong.protocol.sampling_params import SamplingParams
 from evensong.sampling import allowed, bad_words, bias, min_tokens, penalties
 from evensong.sampling.row import Float32, SamplingRow
 
@@ -44,9 +45,9 @@ class Draws(ABC):
         """Log-probability of `token_id`, of the `count` best ones and of those `asked` for; `logits` are raw."""
 
 
-def changes_logits(row: SamplingRow) -> bool:
-    """Whether any step changes the row's logits before a token is drawn."""
-    return any(step.wanted(row.params) for step in LOGIT_STEPS)
+def changes_logits(params: SamplingParams) -> bool:
+    """Whether any step changes a row's logits before a token is drawn."""
+    return any(step.wanted(params) for step in LOGIT_STEPS)
 
 
 def sample_row(raw: Float32, row: SamplingRow, draws: Draws) -> Sampled:

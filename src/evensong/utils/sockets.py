@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -16,6 +17,8 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "evensong-"
+# A user's own folder may begin with our name too.
+_NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{8}")
 # sun_path of sockaddr_un holds 108 bytes with the final zero (unix(7)).
 MAX_SOCKET_PATH = 107
 LONGEST_NAME = 20
@@ -85,7 +88,7 @@ def sweep(base: Path) -> list[Path]:
     swept: list[Path] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
-            if not entry.name.startswith(PREFIX) or not _is_own_folder(entry):
+            if not _NAME.fullmatch(entry.name) or not _is_own_folder(entry):
                 continue
             path = Path(entry.path)
             lock = _locked(path)

@@ -22,7 +22,7 @@ from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.native_draws import NativeDraws, compose
 from evensong.sampling.row import Float32, SamplingRow
-from evensong.sampling.sampler import NO_TOKEN, Sampled, changes_logits, sample_row
+from evensong.sampling.sampler import NO_TOKEN, Sampled, sample_row
 from evensong.sources.model_description import ModelDescription
 from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
@@ -30,7 +30,7 @@ from evensong.utils.progress import LAST_WORD, TICKS_WORD, ProgressPage
 from evensong.worker.batch import Batch
 from evensong.worker.device import ROWS_AT_ONCE, Device, DeviceSettings, ModelFiles, NotFiniteError
 from evensong.worker.kv_memory import HostKV
-from evensong.worker.native_rows import given_rows, logits_rows, rows_of
+from evensong.worker.native_rows import given_rows, logits_rows, row_changes_logits, rows_of
 from evensong.worker.recording import LayerMemory, Recording
 from evensong.worker.trace import write_chrome_trace
 
@@ -125,7 +125,7 @@ class NativeDevice(Device):
         return [self._sampled(index, row, results) for index, row in enumerate(self._rows)]
 
     def _sampled(self, index: int, row: SamplingRow, results: Any) -> Sampled:
-        if changes_logits(row):
+        if row_changes_logits(row):
             return sample_row(self._logits_row(index), row, self._draws)
         tokens, shifts, ranks, found, best_ids, best_values = results
         token_id = int(tokens[index])
@@ -177,7 +177,7 @@ class NativeDevice(Device):
 
     def describe(self) -> dict[str, str]:
         # Not the number of threads: no bit depends on it.
-        return {"kernels": f"evensong {self._native.BUILD}", "isa": self._isa, "deterministic": "yes"}
+        return {"kernel_build": f"evensong {self._native.BUILD}", "isa": self._isa, "deterministic": "yes"}
 
     def touch(self) -> bool:
         return self._kv is not None and self._kv.touch()

@@ -37,6 +37,11 @@ def logits_rows(count: int) -> Bytes:
     )
 
 
+def row_changes_logits(row: SamplingRow) -> bool:
+    """Whether the sampler's Python steps have to see the row's logits."""
+    return changes_logits(row.params) if row.changes_logits is None else row.changes_logits
+
+
 def _row_of(row: SamplingRow) -> bytes:
     params = row.params
     count = params.num_logprobs
@@ -48,7 +53,7 @@ def _row_of(row: SamplingRow) -> bytes:
         (params.seed or 0) & _SEED_BITS,
         row.position,
         _NO_TOKEN,
-        _LOGITS if changes_logits(row) else _DRAW,
+        _LOGITS if row_changes_logits(row) else _DRAW,
         _NO_LOGPROBS if count is None else count,
         _NO_SLOT,
         0,

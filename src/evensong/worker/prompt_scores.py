@@ -34,7 +34,7 @@ def wanted_scores(plan: SchedulerOutput, slots: SlotTable) -> list[Wanted]:
     first_row = 0
     for request_id, count in plan.num_scheduled_tokens.items():
         slot = slots[request_id]
-        scored = slot.rows_to_score(count)
+        scored = slot.rows_to_score(count) if slot.scores_prompt else range(0)
         if scored:
             row = first_row + scored.start - slot.num_computed_tokens
             token_ids = slot.tokens[scored.start + 1 : scored.stop + 1].tolist()

@@ -100,6 +100,6 @@ class Recording:
             num_blocks=kv_cache.num_blocks + num_probe_blocks(kv_cache.block_size),
             block_size=kv_cache.block_size,
             num_groups=len(kv_cache.groups),
-            num_feed_slots=0,
+            num_feed_slots=kv_cache.max_num_seqs,
             vocab_size=self.num_token_ids,
         )

@@ -10,6 +10,7 @@ import numpy as np
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import NewRequestData, SchedulerOutput
 from evensong.sampling.row import SamplingRow
+from evensong.sampling.sampler import changes_logits
 from evensong.worker.block_table import BlockTable
 
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
@@ -33,6 +34,7 @@ class Slot:
         self.eos_token_ids = list(eos_token_ids)
         self.blocks = BlockTable(block_ids, num_groups)
         self.num_computed_tokens = num_computed_tokens
+        self._changes_logits = changes_logits(params)
         self._num_prompt_tokens = len(prompt_token_ids)
         # Row i of the prompt gives the log-probability of token i + 1; the last one samples.
         self._num_rows_to_score = 0 if params.prompt_logprobs is None else len(prompt_token_ids) - 1
@@ -41,6 +43,11 @@ class Slot:
         self._tokens = np.empty(max(64, 2 * self._num_tokens), dtype=np.int64)
         self._tokens[: self._num_prompt_tokens] = prompt_token_ids
         self._tokens[self._num_prompt_tokens : self._num_tokens] = output_token_ids
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True where log-probabilities of the prompt are asked for."""
+        return self._num_rows_to_score > 0
 
     @property
     def tokens(self) -> Int64:
@@ -62,7 +69,7 @@ class Slot:
     def sampling_row(self) -> SamplingRow:
         """What the sampler needs to know of this request."""
         prompt, output = self.tokens[: self._num_prompt_tokens], self.tokens[self._num_prompt_tokens :]
-        return SamplingRow(self.params, prompt, output, self.eos_token_ids)
+        return SamplingRow(self.params, prompt, output, self.eos_token_ids, self._changes_logits)
 
 
 class SlotTable:

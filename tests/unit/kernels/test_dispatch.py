@@ -55,5 +55,5 @@ def test_values_are_rounded_as_torch_does(value: float) -> None:
 
 def test_kernels_are_described_in_text() -> None:
     parts = describe_kernels(CPU)
-    assert parts["deterministic"] == "yes" and parts["kernels"].startswith("torch 2.")
+    assert parts["deterministic"] == "yes" and parts["kernel_build"].startswith("torch 2.")
     assert all(type(value) is str for value in parts.values())

@@ -52,6 +52,14 @@ def test_a_living_launch_is_not_swept_and_a_dead_one_is(base: Path) -> None:
     alive.remove()
 
 
+def test_a_users_own_folder_is_never_swept(base: Path) -> None:
+    """Whatever its name begins with."""
+    kept = [base / f"{PREFIX}{name}" for name in ("cache-k6qk9exl", "0badcafe1", "0BADCAFE", "0badcaf", "")]
+    for folder in kept:
+        folder.mkdir(mode=0o700)
+    assert sweep(base) == [] and all(folder.exists() for folder in kept)
+
+
 def test_the_next_launch_sweeps(base: Path) -> None:
     dead = base / f"{PREFIX}0badcafe"
     dead.mkdir(mode=0o700)

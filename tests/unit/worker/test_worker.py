@@ -125,7 +125,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extension_torch_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_loaded", ImportError("not built"))
     worker = make_worker(folder)
-    assert worker.describe()["kernels"].startswith("torch ")
+    assert worker.describe()["kernel_build"].startswith("torch ")
     job = Job("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=4))
     World(worker).run([job], 4)
     assert len(job.output) == 4

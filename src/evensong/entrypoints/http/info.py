@@ -63,7 +63,7 @@ def version(state: ServerState) -> dict[str, Any]:
         answer |= {
             "fingerprint": resources.fingerprint,
             "fingerprint_parts": parts,
-            "kernels": {name: parts[name] for name in ("torch", "isa", "mode") if name in parts},
+            "kernels": {name: parts[name] for name in ("kernel_build", "isa", "mode") if name in parts},
             "deterministic": resources.deterministic,
         }
     return answer
