@@ -11,7 +11,7 @@ from evensong.kernels.cpu.recorder import CosSin, Recorder, Watchers
 from evensong.kernels.mode import NumericMode
 from evensong.models.base import CausalLM
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
-from evensong.worker.device import num_probe_blocks
+from evensong.worker.device import ROWS_AT_ONCE, num_probe_blocks
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Recording:
         return extension().Program(
             self._isa,
             max_rows=kv_cache.max_num_batched_tokens,
-            max_samples=kv_cache.max_num_seqs,
+            # Prompts are scored so many rows at a time.
+            max_samples=max(kv_cache.max_num_seqs, ROWS_AT_ONCE),
             max_positions=self._max_model_len,
             num_blocks=kv_cache.num_blocks + num_probe_blocks(kv_cache.block_size),
             block_size=kv_cache.block_size,

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
 from evensong.worker import device as device_module
 from evensong.worker import native_device, prompt_scores
 from evensong.worker.worker import Worker
-from tests.unit.worker.worlds import Job, World, make_worker, spoiled
+from tests.unit.worker.worlds import BLOCK, NUM_BLOCKS, Job, World, make_worker, spoiled
 
 LENGTHS = (1, 2, 90, 17, 64, 65, 40)
 K = (0, 1, 3, 0, 2, 3, None)
@@ -128,3 +129,12 @@ def test_nothing_is_made_where_nothing_is_asked_for(tmp_path: Path) -> None:
     worker = make_worker(write_tiny_llama(tmp_path, TinyLlama()))
     output = World(worker).step([(Job("plain", [5] * 20, SamplingParams()), 20)])
     assert output.prompt_scores == {} and output.errors == {}
+
+
+def test_more_rows_are_scored_than_a_step_may_sample(tmp_path: Path) -> None:
+    """The rows that a step may sample follow from the requests that may run; those of a prompt do not."""
+    worker = make_worker(write_tiny_llama(tmp_path, TinyLlama()))
+    worker.initialize_from_config(KVCacheConfig(NUM_BLOCKS, BLOCK, max_num_seqs=1), 256)
+    job = Job("long", [5] * 150, SamplingParams(prompt_logprobs=1))
+    World(worker).run([job], 1)
+    assert len(job.prompt_logprobs) == 149
