@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache() -> Iterator[None]:
     """A cache of the run's own, for servers too: what tests pack goes with it; what was fetched is the user's."""
-    with tempfile.TemporaryDirectory(prefix="cache-of-evensong-tests-") as folder, pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory(prefix="evensong-tests-") as folder, pytest.MonkeyPatch.context() as patch:
         for name in ("models", "tokenizers"):
             kept = cache_dir() / name
             kept.mkdir(parents=True, exist_ok=True)

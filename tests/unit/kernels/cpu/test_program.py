@@ -118,7 +118,7 @@ def test_a_call_back_that_fails_fails_its_step_alone(device: Any) -> None:
         device._engine.wait(10_000)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("temperature", [0.8, 1.5])
 def test_tokens_are_fed_to_steps_that_are_queued_already(device: Any, temperature: float) -> None:
     """Five steps of two sequences in the queue at once, none of whose tokens Python knows; against one by one."""
     prompts = [[5, 6, 7, 8], [100, 101]]
