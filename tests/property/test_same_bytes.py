@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from evensong import _native
+from evensong.protocol.sampling_params import RequestOutputKind, SamplingParams
 from tests.property.worlds import Case, World, make_cases, random_world, run_solo, run_world
 
 NUM_CASES = 24
+ISAS: list[str] = _native.supported_isas()
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,85 @@ def test_displacement_changes_nothing(cases: list[Case], solo: dict[int, tuple[A
     answers, blocks = run_world(world, cases)
     assert answers == {index: solo[index] for index in range(len(cases))}
     assert blocks["owned"] == 0
+
+
+@pytest.mark.parametrize("batch", [2, 8, 64])
+def test_strangers_change_nothing(batch: int, cases: list[Case], solo: dict[int, tuple[Any, ...]]) -> None:
+    """A request in a batch of others that have nothing in common with it."""
+    own = 7  # greedy, with log-probabilities
+    crowd = [*make_cases(seed=99, count=batch - 1, max_tokens=24), cases[own]]
+    answers, _ = run_world(World({"max_num_seqs": 64, "max_num_batched_tokens": 2048}, [0] * batch), crowd)
+    assert answers[batch - 1] == solo[own]
+
+
+def long_cases() -> list[Case]:
+    """Prompts of more than 333 tokens, two of them with a common beginning of half that."""
+    numbers = [" ".join(str(7 * i % 1000) for i in range(a, a + 150)) for a in (0, 400)]
+    prompts = [numbers[0], numbers[1], numbers[0][: len(numbers[0]) // 2] + " and then " + numbers[1]]
+    params: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprobs": 3},
+        {"temperature": 0.9, "seed": 5, "logprobs": 0},
+        {"temperature": 0.0, "prompt_logprobs": 1},
+    ]
+    return [
+        Case(prompt, SamplingParams(max_tokens=10, output_kind=RequestOutputKind.FINAL_ONLY, **more))
+        for prompt, more in zip(prompts, params, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def long_solo() -> dict[int, tuple[Any, ...]]:
+    return run_solo(long_cases(), max_num_batched_tokens=2048)
+
+
+LONG_WORLDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "chunks of 1": ({"long_prefill_token_threshold": 1}, {}),
+    "chunks of 7": ({"long_prefill_token_threshold": 7}, {}),
+    "chunks of 16": ({"long_prefill_token_threshold": 16}, {}),
+    "chunks of 333": ({"long_prefill_token_threshold": 333, "block_size": 7}, {}),
+    "one thread": ({}, {"OMP_NUM_THREADS": "1"}),
+    "op by op": ({"enforce_eager": True}, {}),
+    "op by op in chunks, one thread": (
+        {"enforce_eager": True, "long_prefill_token_threshold": 50},
+        {"OMP_NUM_THREADS": "1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG_WORLDS)
+def test_a_world_changes_no_long_prompt(name: str, long_solo: dict[int, tuple[Any, ...]]) -> None:
+    settings, environment = LONG_WORLDS[name]
+    cases = long_cases()
+    world = World({"max_num_batched_tokens": 2048, **settings}, [0] * len(cases), environment=environment)
+    assert run_world(world, cases)[0] == long_solo
+
+
+def test_a_cache_that_is_warm_or_half_warm_changes_nothing(long_solo: dict[int, tuple[Any, ...]]) -> None:
+    """The third prompt finds half of itself, the others, the second time, all of theirs."""
+    cases = long_cases()
+    arrivals = [0, 0, 10_000, 20_000, 20_000, 20_000]
+    answers, blocks = run_world(World({"max_num_batched_tokens": 2048}, arrivals), cases * 2)
+    assert blocks["cached"] > 0
+    assert answers == {index: long_solo[index % 3] for index in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("isa", "dtype", "kv_dtype"),
+    [
+        *[(isa, "bfloat16", "auto") for isa in ISAS[1:]],
+        (ISAS[0], "bfloat16", "float32"),
+        (ISAS[0], "float32", "auto"),
+        (ISAS[0], "float32", "bfloat16"),
+    ],
+)
+def test_every_instruction_set_and_dtype_against_itself(isa: str, dtype: str, kv_dtype: str) -> None:
+    cases = make_cases(seed=2, count=6, max_tokens=8)
+    settings: dict[str, Any] = {"dtype": dtype, "kv_cache_dtype": kv_dtype}
+    environment = {"EVENSONG_CPU_ISA": isa}
+    expected = run_solo(cases, environment, **settings)
+    tiny = {"num_kv_blocks_override": 24, "max_num_batched_tokens": 64, **settings}
+    answers, blocks = run_world(World(tiny, [0] * len(cases), environment=environment), cases)
+    assert answers == expected and blocks["owned"] == 0
 
 
 def test_random_worlds_change_nothing(cases: list[Case], solo: dict[int, tuple[Any, ...]]) -> None:

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from evensong.config.resolve import EngineArgs
 from evensong.engine.llm_engine import LLMEngine
 from evensong.protocol.request_output import RequestOutput
@@ -37,12 +39,16 @@ class Case:
 
 @dataclass
 class World:
-    """Engine settings, at which step which request arrives or is aborted, and how urgent each is."""
+    """Engine settings, at which step which request arrives or is aborted, and how urgent each is.
+
+    `environment`: variables that are set while the engine is made.
+    """
 
     settings: dict[str, Any]
     arrivals: list[int]
     aborts: dict[int, int] = field(default_factory=dict)
     priorities: dict[int, int] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
@@ -82,7 +88,7 @@ def answer_of(output: RequestOutput) -> tuple[Any, ...]:
 
 def run_world(world: World, cases: list[Case]) -> tuple[dict[int, tuple[Any, ...]], dict[str, int]]:
     """Answers by case index (aborted ones left out), and the KV cache's block counts at the end."""
-    engine = LLMEngine.from_engine_args(EngineArgs("demo", log_level="warning", **world.settings), multiprocess=False)
+    engine = make_engine(world.settings, world.environment)
     answers: dict[int, tuple[Any, ...]] = {}
     try:
         waiting = sorted(range(len(cases)), key=lambda index: world.arrivals[index])
@@ -101,11 +107,21 @@ def run_world(world: World, cases: list[Case]) -> tuple[dict[int, tuple[Any, ...
         engine.shutdown()
 
 
-def run_solo(cases: list[Case], **settings: Any) -> dict[int, tuple[Any, ...]]:
+def make_engine(settings: dict[str, Any], environment: dict[str, str] | None = None) -> LLMEngine:
+    """An engine of the demo model in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (environment or {}).items():
+            patch.setenv(name, value)
+        return LLMEngine.from_engine_args(EngineArgs("demo", log_level="warning", **settings), multiprocess=False)
+
+
+def run_solo(
+    cases: list[Case], environment: dict[str, str] | None = None, **settings: Any
+) -> dict[int, tuple[Any, ...]]:
     """Each case alone in an engine that remembers no prefix."""
     settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 512, **settings}
     answers: dict[int, tuple[Any, ...]] = {}
-    engine = LLMEngine.from_engine_args(EngineArgs("demo", log_level="warning", **settings), multiprocess=False)
+    engine = make_engine(settings, environment)
     try:
         for index, case in enumerate(cases):
             engine.add_request(str(index), case.prompt, case.params)
@@ -127,10 +143,11 @@ def random_world(rng: random.Random, cases: list[Case]) -> World:
         "enable_prefix_caching": rng.random() < 0.7,
         "num_kv_blocks_override": rng.choice([256, 400, 4000]) // block_size + 1,
         "long_prefill_token_threshold": rng.choice([0, 0, 5]),
+        "enforce_eager": rng.random() < 0.2,
     }
     arrivals = [rng.choice([0, 0, rng.randrange(40)]) for _ in cases]
     aborted = rng.sample(range(len(cases)), k=rng.randrange(0, max(1, len(cases) // 4)))
     aborts = {index: arrivals[index] + rng.randrange(1, 20) for index in aborted}
     # Half of the worlds are first come, first served.
     urgent = {index: rng.choice([-5, 0, 3]) for index in range(len(cases))} if rng.random() < 0.5 else {}
-    return World(settings, arrivals, aborts, urgent)
+    return World(settings, arrivals, aborts, urgent, {"OMP_NUM_THREADS": rng.choice(["1", "2"])})
