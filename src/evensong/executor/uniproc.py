@@ -1,22 +1,27 @@
 """UniProcExecutor: the one worker runs inside the core's process, in a thread of its own.
 
 The thread exists so that `execute_model` returns at once: the core computes bitmasks and its IO threads work while the
-model runs (torch frees the GIL). The worker class is loaded by name, so that torch arrives only where a model runs.
+model runs (torch frees the GIL). A worker whose steps run elsewhere anyway, as those of the native engine do, is called
+from the core's thread: each hop between threads costs a step some 50 us. The worker class is loaded by name, so that
+torch arrives only where it computes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from evensong.config.sections import EngineConfig
 from evensong.executor.base import Executor, FailureCallback
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 from evensong.utils.progress import ProgressPage
+
+Result = TypeVar("Result")
 
 WORKER_CLASS = "evensong.worker.worker:Worker"
 
@@ -34,6 +39,22 @@ def limit_spinning() -> None:
         os.environ["GOMP_SPINCOUNT"] = SPIN_TURNS
 
 
+class _WhenAsked(Future[Result]):
+    """A future whose call is made by whoever asks for the result first, in that thread."""
+
+    def __init__(self, call: Callable[[], Result]) -> None:
+        super().__init__()
+        self._call = call
+
+    def result(self, timeout: float | None = None) -> Result:
+        if not self.done():
+            try:
+                self.set_result(self._call())
+            except BaseException as error:
+                self.set_exception(error)
+        return super().result(timeout)
+
+
 class UniProcExecutor(Executor):
     """One worker, one thread. Construction loads the model; raises what the worker raises."""
 
@@ -48,6 +69,7 @@ class UniProcExecutor(Executor):
         except BaseException:
             self._thread.shutdown(wait=False)
             raise
+        self._steps_here = bool(getattr(self._worker, "steps_run_elsewhere", False))
 
     def _run(self, call: Callable[[], Any]) -> Any:
         return self._thread.submit(call).result()
@@ -74,10 +96,18 @@ class UniProcExecutor(Executor):
         return parts
 
     def execute_model(self, plan: SchedulerOutput) -> Future[None]:
-        return self._thread.submit(self._worker.execute_model, plan)
+        if not self._steps_here:
+            return self._thread.submit(self._worker.execute_model, plan)
+        started: Future[None] = _WhenAsked(lambda: self._worker.execute_model(plan))
+        # At once, so that the model runs; what it raises is the future's, as from the thread.
+        with contextlib.suppress(Exception):
+            started.result()
+        return started
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelOutput]:
-        return self._thread.submit(self._worker.sample_tokens, bitmask)
+        if not self._steps_here:
+            return self._thread.submit(self._worker.sample_tokens, bitmask)
+        return _WhenAsked(lambda: self._worker.sample_tokens(bitmask))
 
     def use_idle_time(self) -> bool:
         return bool(self._run(self._worker.use_idle_time))

@@ -60,6 +60,8 @@ class Device(ABC):
 
     kind: str
     mode: NumericMode
+    # Whether `start` only hands the step to threads of the device's own.
+    steps_run_elsewhere = False
 
     @abstractmethod
     def load(self, files: ModelFiles, show: bool) -> None:

@@ -39,6 +39,7 @@ class NativeDevice(Device):
     """`isa`, if given, replaces the best instruction set of this processor: for tests."""
 
     kind = "cpu"
+    steps_run_elsewhere = True
 
     def __init__(self, settings: DeviceSettings, *, isa: str | None = None, threads: int | None = None) -> None:
         self._isa = isa or chosen_isa()

@@ -52,6 +52,11 @@ class Worker:
         self._runner: Runner | None = None
         self._profiler = Profiler(config.observability.torch_profiler_dir, self._device)
 
+    @property
+    def steps_run_elsewhere(self) -> bool:
+        """True where `execute_model` only hands a step to threads of the device's own, and `sample_tokens` waits."""
+        return self._device.steps_run_elsewhere
+
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer keeps per token."""
         return self._device.kv_specs()

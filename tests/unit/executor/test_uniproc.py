@@ -12,6 +12,7 @@ from evensong.config.sections import EngineConfig, ModelConfig
 from evensong.executor.uniproc import UniProcExecutor
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.step import CachedRequestData, SchedulerOutput
+from tests.unit.executor.fake_worker import RecordingWorker
 
 FAKE = "tests.unit.executor.fake_worker:RecordingWorker"
 
@@ -98,3 +99,24 @@ def test_shutdown_twice_frees_the_worker() -> None:
 def test_the_module_does_not_import_torch() -> None:
     source = sys.modules["evensong.executor.uniproc"]
     assert not hasattr(source, "torch")
+
+
+def test_a_worker_whose_steps_run_elsewhere_is_called_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step starts at once; the wait is the asker's; what either raises is its future's."""
+    monkeypatch.setattr(RecordingWorker, "steps_run_elsewhere", True, raising=False)
+    executor = UniProcExecutor(EngineConfig(), FAKE)
+    try:
+        before = executor.collective_rpc("get_num_threads")[0]
+        forward = executor.execute_model(plan(3))
+        assert executor.collective_rpc("get_calls")[0][-1] == "execute 3"
+        output = executor.sample_tokens(None)
+        assert executor.collective_rpc("get_calls")[0][-1] == "execute 3", "nobody has asked yet"
+        assert forward.result() is None and output.result().request_ids == ["a"]
+        assert output.result().request_ids == ["a"]
+        assert executor.collective_rpc("get_calls")[0].count("sample") == 1
+        assert executor.collective_rpc("get_num_threads")[0] == before + 1
+        failed = executor.execute_model(plan(-1))
+        with pytest.raises(RuntimeError, match="the step failed"):
+            failed.result()
+    finally:
+        executor.shutdown()
