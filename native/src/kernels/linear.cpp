@@ -25,10 +25,6 @@ std::int64_t cut(std::int64_t count, std::int64_t parts, std::int64_t index) {
   return index * (count / parts) + at_most(index, count % parts);
 }
 
-void clear(float* sums, std::int64_t rows) {
-  for (std::int64_t i = 0; i < 2 * rows; ++i) store(sums + i * kLanes, Vec{});
-}
-
 template <class Products>
 struct Blocking {
   std::int64_t steps;  // of a panel
@@ -81,7 +77,8 @@ void panel_rows(const LinearArgs& args, std::int64_t panel, std::int64_t begin, 
       tile.in_stride = args.in_stride;
       tile.steps = steps;
       tile.sums = sums + (cuts.num_blocks > 1 ? row * kPanel : 0);
-      if (block == 0) clear(tile.sums, count);
+      tile.fresh = block == 0;
+      if (block + 1 == cuts.num_blocks) fetch_outputs(args, panel, begin + row, count);
       plan_ahead(cuts, has_next, index, count, &tile)(tile);
       if (block + 1 == cuts.num_blocks) finish(args, panel, begin + row, count, tile.sums);
     }
@@ -115,7 +112,7 @@ double multiply_of(std::int64_t times) {
   alignas(64) static const char weight[kSteps * Products::kBytes + 64] = {};
   alignas(64) static const typename Products::In in[kTileRows * kStride + 64] = {};
   alignas(64) float sums[kTileRows * kPanel] = {};
-  const Tile tile = {weight, in, kStride, kSteps, sums, weight, 0, reinterpret_cast<const char*>(in), 0};
+  const Tile tile = {weight, in, kStride, kSteps, sums, false, weight, 0, reinterpret_cast<const char*>(in), 0};
   const RunTile run = tile_of<Products, Fetch::inputs>(kTileRows);
   for (std::int64_t i = 0; i < times; ++i) run(tile);
   return 2.0 * kTileRows * kPanel * static_cast<double>(kStride * times);
