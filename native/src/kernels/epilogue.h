@@ -137,6 +137,12 @@ static inline void finish_rows(const LinearArgs& args, std::int64_t panel, std::
   }
 }
 
+// Whether a panel's sums can go to the outputs as they are, or be added there: whole vectors of floats without a bias.
+static inline bool sums_are_outputs(const LinearArgs& args, std::int64_t panel) {
+  const bool plain = args.epilogue == Epilogue::store || args.epilogue == Epilogue::add;
+  return plain && args.out_type == DType::f32 && args.bias == nullptr && (panel + 1) * kPanel <= args.weight.rows;
+}
+
 // Asks for the cache lines that `finish` will write, long enough before it does.
 __attribute__((always_inline)) static inline void fetch_outputs(const LinearArgs& args, std::int64_t panel,
                                                                 std::int64_t begin, std::int64_t rows) {

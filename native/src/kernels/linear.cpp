@@ -65,6 +65,7 @@ void panel_rows(const LinearArgs& args, std::int64_t panel, std::int64_t begin, 
   const auto* in = static_cast<const typename Products::In*>(args.in) + begin * args.in_stride;
   const char* weight = static_cast<const char*>(args.weight.data) + panel * cuts.panel_bytes;
   const bool has_next = (panel + 1) * kPanel < args.weight.rows;
+  const bool direct = sums_are_outputs(args, panel);
   for (std::int64_t block = 0; block < cuts.num_blocks; ++block) {
     const std::int64_t step = cut(cuts.steps, cuts.num_blocks, block);
     const std::int64_t steps = cut(cuts.steps, cuts.num_blocks, block + 1) - step;
@@ -78,9 +79,18 @@ void panel_rows(const LinearArgs& args, std::int64_t panel, std::int64_t begin, 
       tile.steps = steps;
       tile.sums = sums + (cuts.num_blocks > 1 ? row * kPanel : 0);
       tile.fresh = block == 0;
-      if (block + 1 == cuts.num_blocks) fetch_outputs(args, panel, begin + row, count);
+      tile.out = tile.sums;
+      tile.out_stride = kPanel;
+      if (block + 1 == cuts.num_blocks) {
+        fetch_outputs(args, panel, begin + row, count);
+        if (direct) {
+          tile.out = static_cast<float*>(args.out) + (begin + row) * args.out_stride + panel * kPanel;
+          tile.out_stride = args.out_stride;
+          tile.adds = args.epilogue == Epilogue::add;
+        }
+      }
       plan_ahead(cuts, has_next, index, count, &tile)(tile);
-      if (block + 1 == cuts.num_blocks) finish(args, panel, begin + row, count, tile.sums);
+      if (block + 1 == cuts.num_blocks && !direct) finish(args, panel, begin + row, count, tile.sums);
     }
   }
 }
@@ -112,7 +122,7 @@ double multiply_of(std::int64_t times) {
   alignas(64) static const char weight[kSteps * Products::kBytes + 64] = {};
   alignas(64) static const typename Products::In in[kTileRows * kStride + 64] = {};
   alignas(64) float sums[kTileRows * kPanel] = {};
-  const Tile tile = {weight, in, kStride, kSteps, sums, false, weight, 0, reinterpret_cast<const char*>(in), 0};
+  const Tile tile = {weight, in, kStride, kSteps, sums, false, sums, kPanel, false, weight, 0, reinterpret_cast<const char*>(in), 0};
   const RunTile run = tile_of<Products, Fetch::inputs>(kTileRows);
   for (std::int64_t i = 0; i < times; ++i) run(tile);
   return 2.0 * kTileRows * kPanel * static_cast<double>(kStride * times);

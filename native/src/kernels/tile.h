@@ -33,6 +33,7 @@ static inline Part load_part(const float* p) { return load(p); }
 static inline Part widen_part(const bf16* p) { return load_bf16(p); }
 static inline Part multiply_add(Part x, Part w, Part sum) { return fma(x, w, sum); }
 #endif
+static inline void store_part(float* p, Part v) { std::memcpy(p, &v, sizeof v); }
 constexpr int kParts = kPanel / kPartLanes;
 
 // How products are formed. A step takes kInputs neighbouring inputs and kBytes of a panel.
@@ -90,6 +91,10 @@ struct Tile {
   std::int64_t steps;  // > 0
   float* sums;  // [R, kPanel]
   bool fresh;   // sums start at 0, else from what is there
+  // Where they end, rows `out_stride` apart: `sums`, or the outputs themselves.
+  float* out;
+  std::int64_t out_stride;
+  bool adds;  // to what is in `out`
   // What later tiles will read, fetched a little at every step so that memory is busy all the time.
   const char* ahead;
   std::int64_t ahead_bytes;  // of each step
@@ -142,9 +147,15 @@ __attribute__((noinline)) void run_tile(const Tile& tile) {
     }
     for (int g = 0; g < kGroups; ++g) in[g] += Products::kInputs;
   } while (--steps > 0);
-  float* out = tile.sums;
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < kParts; ++j) std::memcpy(out + r * kPanel + j * kPartLanes, &sums[r][j], sizeof(Part));
+  float* out = tile.out;
+  const std::int64_t out_stride = tile.out_stride;
+  if (tile.adds) {
+    for (int r = 0; r < R; ++r, out += out_stride)
+      for (int j = 0; j < kParts; ++j) store_part(out + j * kPartLanes, load_part(out + j * kPartLanes) + sums[r][j]);
+  } else {
+    for (int r = 0; r < R; ++r, out += out_stride)
+      for (int j = 0; j < kParts; ++j) store_part(out + j * kPartLanes, sums[r][j]);
+  }
 }
 
 using RunTile = void (*)(const Tile&);
