@@ -36,8 +36,8 @@ static inline void add_columns(const LinearArgs& args, std::int64_t row, std::in
   for (std::int64_t i = 0; i < count; ++i) out[i] += lanes[i];
 }
 
-// x / (1 + e^-x); a NaN stays one. With AVX-512 the same bits in fewer operations: what `exp` does for NaN, and to round
-// once where its result is denormal, makes no difference here.
+// x / (1 + e^exponent); NaN where x is. With AVX-512 in fewer operations than by `exp`, to the same bits: a scale that
+// rounds once does not need two halves, and what `exp` makes of NaN does not matter under a NaN.
 static inline Vec over_one_plus_exp(Vec x, Vec exponent) {
 #if EV_LANES == 16
   const __m512 low = _mm512_max_ps((__m512)exponent, _mm512_set1_ps(-104.0f));

@@ -59,6 +59,12 @@ RunTile plan_ahead(const Blocking<Products>& cuts, bool has_next, std::int64_t i
   return tile_of<Products, Fetch::share>(rows);
 }
 
+void end_in_outputs(const LinearArgs& args, std::int64_t panel, std::int64_t row, Tile* tile) {
+  tile->out = static_cast<float*>(args.out) + row * args.out_stride + panel * kPanel;
+  tile->out_stride = args.out_stride;
+  tile->adds = args.epilogue == Epilogue::add;
+}
+
 template <class Products>
 void panel_rows(const LinearArgs& args, std::int64_t panel, std::int64_t begin, std::int64_t rows,
                 const Blocking<Products>& cuts, float* sums) {
@@ -81,16 +87,11 @@ void panel_rows(const LinearArgs& args, std::int64_t panel, std::int64_t begin, 
       tile.fresh = block == 0;
       tile.out = tile.sums;
       tile.out_stride = kPanel;
-      if (block + 1 == cuts.num_blocks) {
-        fetch_outputs(args, panel, begin + row, count);
-        if (direct) {
-          tile.out = static_cast<float*>(args.out) + (begin + row) * args.out_stride + panel * kPanel;
-          tile.out_stride = args.out_stride;
-          tile.adds = args.epilogue == Epilogue::add;
-        }
-      }
+      const bool last = block + 1 == cuts.num_blocks;
+      if (last) fetch_outputs(args, panel, begin + row, count);
+      if (last && direct) end_in_outputs(args, panel, begin + row, &tile);
       plan_ahead(cuts, has_next, index, count, &tile)(tile);
-      if (block + 1 == cuts.num_blocks && !direct) finish(args, panel, begin + row, count, tile.sums);
+      if (last && !direct) finish(args, panel, begin + row, count, tile.sums);
     }
   }
 }
@@ -122,7 +123,14 @@ double multiply_of(std::int64_t times) {
   alignas(64) static const char weight[kSteps * Products::kBytes + 64] = {};
   alignas(64) static const typename Products::In in[kTileRows * kStride + 64] = {};
   alignas(64) float sums[kTileRows * kPanel] = {};
-  const Tile tile = {weight, in, kStride, kSteps, sums, false, sums, kPanel, false, weight, 0, reinterpret_cast<const char*>(in), 0};
+  Tile tile = {};
+  tile.weight = tile.ahead = weight;
+  tile.in = in;
+  tile.next_in = reinterpret_cast<const char*>(in);
+  tile.in_stride = kStride;
+  tile.steps = kSteps;
+  tile.sums = tile.out = sums;
+  tile.out_stride = kPanel;
   const RunTile run = tile_of<Products, Fetch::inputs>(kTileRows);
   for (std::int64_t i = 0; i < times; ++i) run(tile);
   return 2.0 * kTileRows * kPanel * static_cast<double>(kStride * times);
