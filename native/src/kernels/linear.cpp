@@ -25,10 +25,6 @@ std::int64_t cut(std::int64_t count, std::int64_t parts, std::int64_t index) {
   return index * (count / parts) + at_most(index, count % parts);
 }
 
-void clear(float* sums, std::int64_t rows) {
-  for (std::int64_t i = 0; i < 2 * rows; ++i) store(sums + i * kLanes, Vec{});
-}
-
 template <class Products>
 struct Blocking {
   std::int64_t steps;  // of a panel
@@ -63,12 +59,19 @@ RunTile plan_ahead(const Blocking<Products>& cuts, bool has_next, std::int64_t i
   return tile_of<Products, Fetch::share>(rows);
 }
 
+void end_in_outputs(const LinearArgs& args, std::int64_t panel, std::int64_t row, Tile* tile) {
+  tile->out = static_cast<float*>(args.out) + row * args.out_stride + panel * kPanel;
+  tile->out_stride = args.out_stride;
+  tile->adds = args.epilogue == Epilogue::add;
+}
+
 template <class Products>
 void panel_rows(const LinearArgs& args, std::int64_t panel, std::int64_t begin, std::int64_t rows,
                 const Blocking<Products>& cuts, float* sums) {
   const auto* in = static_cast<const typename Products::In*>(args.in) + begin * args.in_stride;
   const char* weight = static_cast<const char*>(args.weight.data) + panel * cuts.panel_bytes;
   const bool has_next = (panel + 1) * kPanel < args.weight.rows;
+  const bool direct = sums_are_outputs(args, panel);
   for (std::int64_t block = 0; block < cuts.num_blocks; ++block) {
     const std::int64_t step = cut(cuts.steps, cuts.num_blocks, block);
     const std::int64_t steps = cut(cuts.steps, cuts.num_blocks, block + 1) - step;
@@ -81,9 +84,14 @@ void panel_rows(const LinearArgs& args, std::int64_t panel, std::int64_t begin, 
       tile.in_stride = args.in_stride;
       tile.steps = steps;
       tile.sums = sums + (cuts.num_blocks > 1 ? row * kPanel : 0);
-      if (block == 0) clear(tile.sums, count);
+      tile.fresh = block == 0;
+      tile.out = tile.sums;
+      tile.out_stride = kPanel;
+      const bool last = block + 1 == cuts.num_blocks;
+      if (last) fetch_outputs(args, panel, begin + row, count);
+      if (last && direct) end_in_outputs(args, panel, begin + row, &tile);
       plan_ahead(cuts, has_next, index, count, &tile)(tile);
-      if (block + 1 == cuts.num_blocks) finish(args, panel, begin + row, count, tile.sums);
+      if (last && !direct) finish(args, panel, begin + row, count, tile.sums);
     }
   }
 }
@@ -115,7 +123,14 @@ double multiply_of(std::int64_t times) {
   alignas(64) static const char weight[kSteps * Products::kBytes + 64] = {};
   alignas(64) static const typename Products::In in[kTileRows * kStride + 64] = {};
   alignas(64) float sums[kTileRows * kPanel] = {};
-  const Tile tile = {weight, in, kStride, kSteps, sums, weight, 0, reinterpret_cast<const char*>(in), 0};
+  Tile tile = {};
+  tile.weight = tile.ahead = weight;
+  tile.in = in;
+  tile.next_in = reinterpret_cast<const char*>(in);
+  tile.in_stride = kStride;
+  tile.steps = kSteps;
+  tile.sums = tile.out = sums;
+  tile.out_stride = kPanel;
   const RunTile run = tile_of<Products, Fetch::inputs>(kTileRows);
   for (std::int64_t i = 0; i < times; ++i) run(tile);
   return 2.0 * kTileRows * kPanel * static_cast<double>(kStride * times);

@@ -33,6 +33,7 @@ static inline Part load_part(const float* p) { return load(p); }
 static inline Part widen_part(const bf16* p) { return load_bf16(p); }
 static inline Part multiply_add(Part x, Part w, Part sum) { return fma(x, w, sum); }
 #endif
+static inline void store_part(float* p, Part v) { std::memcpy(p, &v, sizeof v); }
 constexpr int kParts = kPanel / kPartLanes;
 
 // How products are formed. A step takes kInputs neighbouring inputs and kBytes of a panel.
@@ -88,7 +89,12 @@ struct Tile {
   const void* in;
   std::int64_t in_stride;
   std::int64_t steps;  // > 0
-  float* sums;  // [R, kPanel]; goes on from what is there
+  float* sums;  // [R, kPanel]
+  bool fresh;   // sums start at 0, else from what is there
+  // Where they end, rows `out_stride` apart: `sums`, or the outputs themselves.
+  float* out;
+  std::int64_t out_stride;
+  bool adds;  // to what is in `out`
   // What later tiles will read, fetched a little at every step so that memory is busy all the time.
   const char* ahead;
   std::int64_t ahead_bytes;  // of each step
@@ -106,9 +112,13 @@ enum class Fetch {
 template <class Products, int R, Fetch kFetch>
 __attribute__((noinline)) void run_tile(const Tile& tile) {
   using In = typename Products::In;
+  // No zeros by a branch: the compiler would keep the sums in memory until the loop begins.
+  alignas(64) static const float zeros[kPanel] = {};
+  const float* from = tile.fresh ? zeros : tile.sums;
+  const std::int64_t from_stride = tile.fresh ? 0 : kPanel;
   Part sums[R][kParts];
   for (int r = 0; r < R; ++r)
-    for (int j = 0; j < kParts; ++j) sums[r][j] = load_part(tile.sums + r * kPanel + j * kPartLanes);
+    for (int j = 0; j < kParts; ++j) sums[r][j] = load_part(from + r * from_stride + j * kPartLanes);
   const char* weight = tile.weight;
   const char* ahead = tile.ahead;
   const char* next_in = tile.next_in;
@@ -137,8 +147,15 @@ __attribute__((noinline)) void run_tile(const Tile& tile) {
     }
     for (int g = 0; g < kGroups; ++g) in[g] += Products::kInputs;
   } while (--steps > 0);
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < kParts; ++j) std::memcpy(tile.sums + r * kPanel + j * kPartLanes, &sums[r][j], sizeof(Part));
+  float* out = tile.out;
+  const std::int64_t out_stride = tile.out_stride;
+  if (tile.adds) {
+    for (int r = 0; r < R; ++r, out += out_stride)
+      for (int j = 0; j < kParts; ++j) store_part(out + j * kPartLanes, load_part(out + j * kPartLanes) + sums[r][j]);
+  } else {
+    for (int r = 0; r < R; ++r, out += out_stride)
+      for (int j = 0; j < kParts; ++j) store_part(out + j * kPartLanes, sums[r][j]);
+  }
 }
 
 using RunTile = void (*)(const Tile&);

@@ -7,6 +7,7 @@ whole (packed_writer.py), so what has the name has always been whole once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -184,11 +185,20 @@ def map_packed(path: Path, key: str) -> PackedFile | None:
             return None
         records, extra = _parse_table(table, table_offset)
         whole = mmap.mmap(handle, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        # What is not in the page cache comes there in large folios, whatever the disk's read-ahead.
+        advise(whole, "MADV_HUGEPAGE")
     finally:
         os.close(handle)
     data = np.frombuffer(whole, np.uint8)
     views = [data[record.offset : record.offset + record.nbytes] for record in records]
     return PackedFile(path, records, views, extra)
+
+
+def advise(memory: mmap.mmap, name: str) -> None:
+    """Advice about all of the memory, where the system knows it by this name and heeds it."""
+    with contextlib.suppress(OSError):
+        if (advice := getattr(mmap, name, None)) is not None:
+            memory.madvise(advice)
 
 
 def header_and_table(key: str, records: list[Record], extra: dict[str, Any], table_offset: int) -> tuple[bytes, bytes]:

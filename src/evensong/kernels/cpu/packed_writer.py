@@ -1,4 +1,7 @@
-"""Writes a file of packed weights, tensor by tensor, into shared mappings: nothing of it lies in a process's own heap.
+"""Writes a file of packed weights, tensor by tensor, in large pieces: nothing of it lies in a process's own heap.
+
+Large pieces because of the page cache: Linux keeps what one write brings in large folios, which need few entries of the
+processor's TLB. What is written through a mapping lies there page by page, and reading it takes a quarter longer.
 
 Where no file can be kept (a folder that cannot be written, a full disk), the tensors go to a file in memory, sealed
 when it is whole, and where the system has none to anonymous shared memory.
@@ -26,6 +29,7 @@ from evensong.kernels.cpu.packed_file import (
     PackedFile,
     Record,
     TensorMeta,
+    advise,
     crc32,
     header_and_table,
     map_packed,
@@ -36,8 +40,8 @@ from evensong.kernels.cpu.packed_folder import LOCK_NAME, PART_SUFFIX, prune, sw
 from evensong.sources.cache import locked
 from evensong.utils.logging import get_logger
 
-# Linux 5.1: no new writable mappings; those that are still there stay (linux/fcntl.h).
-_F_SEAL_FUTURE_WRITE = 0x10
+# What one write takes at least, if there is so much: several of the largest folios.
+_PIECE_BYTES = 16 << 20
 _T = TypeVar("_T")
 
 logger = get_logger(__name__)
@@ -59,6 +63,52 @@ class _Store(Protocol):
         """Gives back what it holds; may be called twice."""
 
 
+class _Pieces:
+    """The bytes of an open file: what has been written, and a piece on its way there, in memory of its own."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._begin = self._end = 0  # of the piece, in the file
+        self._piece = np.empty(0, np.uint8)
+
+    def grow(self, offset: int, nbytes: int) -> Bytes:
+        """A view of new zeros, at `offset` or more after the last."""
+        if offset + nbytes - self._begin > len(self._piece):
+            self.write()
+            self._begin = self._end = offset
+            if nbytes > len(self._piece):
+                # Not the heap's: it goes back to the system with its last view.
+                self._piece = np.frombuffer(_anonymous(max(nbytes, _PIECE_BYTES)), np.uint8)
+        view = self._piece[offset - self._begin : offset + nbytes - self._begin]
+        self._piece[self._end - self._begin : offset + nbytes - self._begin] = 0
+        self._end = offset + nbytes
+        return view
+
+    def write(self) -> None:
+        """Brings the piece into the file. Where that fails, it is still here."""
+        _write_all(self._handle, self._piece[: self._end - self._begin].data, self._begin)
+
+    def views(self, records: list[Record]) -> list[Bytes]:
+        """Of written tensors from the file, and of those of the piece from memory."""
+        size = os.fstat(self._handle).st_size
+        whole = np.frombuffer(mmap.mmap(self._handle, 0, mmap.MAP_SHARED, mmap.PROT_READ) if size else b"", np.uint8)
+        parts = [
+            (self._piece, r.offset - self._begin) if r.offset >= self._begin else (whole, r.offset) for r in records
+        ]
+        return [part[at : at + record.nbytes] for (part, at), record in zip(parts, records, strict=True)]
+
+    def write_frame(self, key: str, records: list[Record], extra: dict[str, Any]) -> None:
+        """The rest of the piece, and header and table around the tensors."""
+        self.write()
+        self._piece, self._begin, self._end = np.empty(0, np.uint8), self._end, self._end
+        end = max((record.offset + record.nbytes for record in records), default=HEADER_BYTES)
+        offset = -(-end // 8) * 8
+        header, table = header_and_table(key, records, extra, offset)
+        os.ftruncate(self._handle, offset)
+        _write_all(self._handle, memoryview(table), offset)
+        _write_all(self._handle, memoryview(header), 0)
+
+
 class _FileStore:
     """An open file under a name of its own, in the folder of `path`, until it is whole."""
 
@@ -71,15 +121,11 @@ class _FileStore:
             self.discard = weakref.finalize(self, _close, self._handle, Path(name))
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._part = Path(name)
-
-    def grow(self, offset: int, nbytes: int) -> Bytes:
-        return _grow(self._handle, offset, nbytes)
-
-    def views(self, records: list[Record]) -> list[Bytes]:
-        return _views(self._handle, records)
+        pieces = _Pieces(self._handle)
+        self.grow, self.views, self._write_frame = pieces.grow, pieces.views, pieces.write_frame
 
     def finish(self, path: Path, key: str, records: list[Record], extra: dict[str, Any]) -> PackedFile:
-        _write_frame(self._handle, key, records, extra)
+        self._write_frame(key, records, extra)
         with locked(path.parent / LOCK_NAME):
             # Another writer may have been quicker: all share its pages.
             file = open_packed(path, key)
@@ -99,29 +145,19 @@ class _MemoryStore:
     def __init__(self, name: str) -> None:
         self._handle = os.memfd_create(f"evensong-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.discard = weakref.finalize(self, _close, self._handle, None)
-
-    def grow(self, offset: int, nbytes: int) -> Bytes:
-        return _grow(self._handle, offset, nbytes)
-
-    def views(self, records: list[Record]) -> list[Bytes]:
-        return _views(self._handle, records)
+        pieces = _Pieces(self._handle)
+        self.grow, self.views, self._write_frame = pieces.grow, pieces.views, pieces.write_frame
 
     def finish(self, path: Path, key: str, records: list[Record], extra: dict[str, Any]) -> PackedFile:
-        _write_frame(self._handle, key, records, extra)
-        self._seal()
+        self._write_frame(key, records, extra)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(self._handle, fcntl.F_ADD_SEALS, seals)
         # Opened anew, for reading only: older kernels map a sealed file shared in no other way.
         file = map_packed(Path(f"/proc/self/fd/{self._handle}"), key)
         self.discard()
         assert file is not None
         file.path = None
         return file
-
-    def _seal(self) -> None:
-        sizes = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        try:
-            fcntl.fcntl(self._handle, fcntl.F_ADD_SEALS, sizes | fcntl.F_SEAL_WRITE)
-        except OSError:  # somebody still holds a view that `add` gave
-            fcntl.fcntl(self._handle, fcntl.F_ADD_SEALS, sizes | _F_SEAL_FUTURE_WRITE)
 
 
 class _AnonymousStore:
@@ -150,8 +186,8 @@ class _AnonymousStore:
 class PackedWriter:
     """Tensors on their way into `path`. Use it as a context: what is not committed leaves nothing behind.
 
-    A view that `add` gave must be filled before the next call: it may be copied then, if the disk is full. It holds a
-    file descriptor until it is dropped.
+    A view that `add` gave must be filled before the next call, and not be used from then on: what it shows may be
+    written then, and its memory is used again.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -189,7 +225,7 @@ class PackedWriter:
         view[:] = flat.reshape(-1).view(np.uint8)
 
     def commit(self, extra: dict[str, Any] | None = None, checksum: Checksum = crc32, threads: int = 1) -> PackedFile:
-        """The file as all others see it from now on; `extra` must be JSON. Views that `add` gave must not be used."""
+        """The file as all others see it from now on; `extra` must be JSON."""
 
         def finish(store: _Store) -> PackedFile:
             # No name for the views: a memfd is sealed when nobody can write it any more.
@@ -262,31 +298,15 @@ def _packing(path: Path) -> Iterator[None]:
         yield
 
 
-def _grow(handle: int, offset: int, nbytes: int) -> Bytes:
-    # Blocks are taken now: a disk that is full when a mapped page is written ends the process with SIGBUS.
-    os.posix_fallocate(handle, offset, nbytes)
-    return np.frombuffer(mmap.mmap(handle, nbytes, offset=offset), np.uint8)
+def _anonymous(nbytes: int) -> mmap.mmap:
+    """New memory, in huge pages where the system gives them."""
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise(memory, "MADV_HUGEPAGE")
+    return memory
 
 
-def _views(handle: int, records: list[Record]) -> list[Bytes]:
-    if not records:
-        return []
-    whole = np.frombuffer(mmap.mmap(handle, 0, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
-    return [whole[record.offset : record.offset + record.nbytes] for record in records]
-
-
-def _write_frame(handle: int, key: str, records: list[Record], extra: dict[str, Any]) -> None:
-    """Puts header and table around the tensors."""
-    end = max((record.offset + record.nbytes for record in records), default=HEADER_BYTES)
-    offset = -(-end // 8) * 8
-    header, table = header_and_table(key, records, extra, offset)
-    os.ftruncate(handle, offset)
-    _write_all(handle, table, offset)
-    _write_all(handle, header, 0)
-
-
-def _write_all(handle: int, data: bytes, offset: int) -> None:
-    while data:
+def _write_all(handle: int, data: memoryview, offset: int) -> None:
+    while len(data):
         written = os.pwrite(handle, data, offset)
         data, offset = data[written:], offset + written
 

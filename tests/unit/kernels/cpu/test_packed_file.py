@@ -328,23 +328,33 @@ def memory_file() -> int | None:
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, free: int, memory: int | None = None) -> None:
-    """Files have room for `free` tensors in all, memory for `memory`."""
-    real = os.posix_fallocate
+    """Files have room for `free` writes in all, memory for `memory`. What comes then is cut short, and refused."""
+    real = os.pwrite
     room = {False: free, True: memory}
 
-    def allocate(handle: int, offset: int, nbytes: int) -> None:
+    def write(handle: int, data: Any, offset: int) -> int:
         kind = "memfd:" in os.readlink(f"/proc/self/fd/{handle}")
         left = room[kind]
         if left == 0:
+            room[kind] = -1
+            return real(handle, data[: len(data) // 2], offset)
+        if left == -1:
             raise OSError(errno.ENOSPC, "No space left on device")
         room[kind] = None if left is None else left - 1
-        real(handle, offset, nbytes)
+        return real(handle, data, offset)
 
-    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    monkeypatch.setattr(os, "pwrite", write)
 
 
-@pytest.mark.parametrize("free", range(6))
-def test_a_disk_that_is_full_at_any_tensor(
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors of `pack` are written one at a time, but for the last two; then come table and header."""
+    monkeypatch.setattr(packed_writer, "_PIECE_BYTES", 1)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("free", range(7))
+def test_a_disk_that_is_full_at_any_write(
     path: Path, free: int, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
 ) -> None:
     full_disk(monkeypatch, free)
@@ -352,13 +362,52 @@ def test_a_disk_that_is_full_at_any_tensor(
     assert files(path.parent) == []
 
 
-@pytest.mark.parametrize(("free", "memory"), [(0, 0), (3, 0), (3, 2), (0, 3), (2, 5)])
+@pytest.mark.usefixtures("small_pieces")
+def test_a_disk_with_just_enough_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, 7, 0)
+    check_content(written(path))
+    assert files(path.parent) == ["model.bin"]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(("free", "memory"), [(0, 0), (3, 0), (3, 2), (0, 3), (2, 5), (6, 6)])
 def test_neither_disk_nor_memory_file_has_room(
     path: Path, free: int, memory: int, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
 ) -> None:
     full_disk(monkeypatch, free, memory)
     check_in_memory(written(path), warnings, sealed=False)
     assert files(path.parent) == []
+
+
+def test_small_tensors_are_written_in_one_piece(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page cache keeps what comes in small writes in small folios."""
+    real, sizes = os.pwrite, []
+
+    def write(handle: int, data: Any, offset: int) -> int:
+        sizes.append(len(data))
+        return real(handle, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    written(path)
+    assert len(sizes) == 3 and sizes[0] > sum(SIZES.values())  # then table and header
+    with PackedWriter(path.with_name("other.bin"), KEY) as writer:
+        for name in range(5):
+            writer.add(str(name), 9 << 20, META)[:] = name
+        file = writer.commit()
+    assert sizes[3:-2] == [9 << 20] * 5
+    assert [file.entry(str(name)).data[-1] for name in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_memory_that_is_used_again_is_zero(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_writer, "_PIECE_BYTES", 10000)
+    with PackedWriter(path, KEY) as writer:
+        writer.add("a", 9000, META)[:] = 1
+        writer.add("b", 10, META)[3] = 5
+        writer.add("c", 5000, META)[4999] = 6
+        file = writer.commit()
+    assert file.entry("b").data.tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 0, 0]
+    assert not file.entry("c").data[:4999].any()
+    assert not any(path.read_bytes()[HEADER_BYTES + 9000 : HEADER_BYTES + 3 * 4096])
 
 
 @pytest.mark.parametrize("call", ["pwrite", "replace", "ftruncate"])
@@ -391,6 +440,8 @@ def test_a_view_that_is_still_held_does_not_stop_the_commit(path: Path, monkeypa
         held = writer.add("a", 1, META)
         held[:] = 5
         file = writer.commit()
+    assert memory_file() is not None
+    held[:] = 6
     assert file.path is None and file.entry("a").data[0] == 5 and file.verify()
 
 
