@@ -11,8 +11,8 @@ namespace evensong {
 namespace EV_ISA {
 namespace {
 
-static_assert(kSplitKeys % kTileKeys == 0 && kTileKeys % kKeyStep == 0 && kKeyStep % (2 * kLanes) == 0);
-constexpr int kFirstRows = 48;  // of the first tile that are asked for at once; the others follow while it is packed
+static_assert(kSplitKeys % kTileKeys == 0 && kTileKeys % kKeyStep == 0);
+static_assert(kKeyStep % (2 * kLanes) == 0 && kKeyStep % (2 * kGroupTokens) == 0);
 constexpr int kPadRows = 16;  // per-row arrays may be read this far beyond the last row of a block
 
 // What a call works on, and where its scratch lies. `rows` = queries x heads of the group, query by query.
@@ -21,9 +21,12 @@ struct Work {
   const AttentionSpan* span;
   std::int32_t kv_head;
   int group, rows, head_dim, padded_dim, depth;
+  int value_words;      // of a group's values
+  bool grouped;         // blocks of the cache are: see cache_layout.h
+  bool in_place;        // and hold words as the products take them
   float factor;         // from a (capped) score to its exponent of 2
   float* query;         // [rows, depth] words
-  float* keys;          // see attention_pack.h
+  float* keys;          // groups, where they cannot be read in place: see attention_product.h
   float* values;
   float* scores;        // [kBlockRows, kTileKeys]
   float* weights;       // [kBlockRows, kTileKeys] words
@@ -58,6 +61,9 @@ Work make_work(const AttentionArgs& args, const AttentionSpan& span, std::int32_
   w.head_dim = args.head_dim;
   w.padded_dim = (args.head_dim + kLanes - 1) / kLanes * kLanes;
   w.depth = args.compute == DType::bf16 ? args.head_dim / 2 : args.head_dim;
+  w.value_words = kGroupTokens / (args.compute == DType::bf16 ? 2 : 1) * w.padded_dim;
+  w.grouped = cache_is_grouped(args.block_size, args.head_dim);
+  w.in_place = w.grouped && args.compute == args.cache_type;
   w.factor = args.soft_cap > 0.0f ? kLog2E : args.scale * kLog2E;
   std::uintptr_t at = (reinterpret_cast<std::uintptr_t>(memory) + 63) / 64 * 64;
   w.query = take(&at, std::int64_t{w.rows} * w.depth);
@@ -92,8 +98,14 @@ void load_queries(const Work& w) {
   }
 }
 
-// Rows of positions begin..end of the tile that starts at `tile`, and zeros around them up to multiples of kKeyStep.
-void locate(const Work& w, int tile, int begin, int end, TileRows* rows) {
+// Where the groups of a tile lie, in words as the products take them. Those that no query sees point anywhere.
+struct TileView {
+  const float* keys[kTileGroups];
+  const float* values[kTileGroups];
+};
+
+// Rows of positions begin..end of the tile that starts at `tile`, and zeros around them up to whole steps.
+void locate_rows(const Work& w, int tile, int begin, int end, TileRows* rows) {
   const AttentionArgs& args = *w.args;
   const char* zeros = reinterpret_cast<const char*>(kZeros);
   for (int i = begin; i % kKeyStep != 0; --i) rows->keys[i - 1] = rows->values[i - 1] = zeros;
@@ -114,23 +126,83 @@ void locate(const Work& w, int tile, int begin, int end, TileRows* rows) {
   }
 }
 
-// Bytes of a head in the cache.
-int row_bytes(const Work& w) { return w.head_dim * (w.args->cache_type == DType::f32 ? 4 : 2); }
-
+// Packs keys begin..end of a tile from rows; with `values_only` the keys are packed already.
 template <bool kPairs>
-void pack_tile_keys(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
-  if (kPairs || w.args->cache_type == DType::f32)
-    pack_keys<false>(rows.keys, ahead, begin, end, w.depth, row_bytes(w), w.keys);
-  else
-    pack_keys<true>(rows.keys, ahead, begin, end, w.depth, row_bytes(w), w.keys);
+void pack_rows(const Work& w, int tile, int begin, int end, bool values_only) {
+  TileRows rows;
+  locate_rows(w, tile, begin, end, &rows);
+  begin = begin / kKeyStep * kKeyStep;
+  end = (end + kKeyStep - 1) / kKeyStep * kKeyStep;
+  const bool widen = !kPairs && w.args->cache_type == DType::bf16;
+  if (widen) {
+    if (!values_only) pack_keys<true>(rows.keys, begin, end, w.depth, w.keys);
+    pack_values<kPairs, true>(rows.values, begin, end, w.head_dim, w.padded_dim, w.values);
+  } else {
+    if (!values_only) pack_keys<false>(rows.keys, begin, end, w.depth, w.keys);
+    pack_values<kPairs, false>(rows.values, begin, end, w.head_dim, w.padded_dim, w.values);
+  }
 }
 
+// Addresses in the cache of the groups that hold positions begin..end of a tile, for grouped blocks.
+void locate_groups(const Work& w, int kv_head, int tile, int begin, int end, const char** groups) {
+  const AttentionArgs& args = *w.args;
+  const std::int64_t element = args.cache_type == DType::f32 ? 4 : 2;
+  const std::int64_t block_bytes = std::int64_t{args.block_size} * 2 * args.num_kv_heads * w.head_dim * element;
+  int group = begin / kGroupTokens;
+  const int per_block = args.block_size / kGroupTokens, first = tile / kGroupTokens + group;
+  int block = first / per_block, in_block = first % per_block;
+  for (; group * kGroupTokens < end; ++group) {
+    groups[group] = static_cast<const char*>(args.cache) + w.span->blocks[block] * block_bytes +
+                    group_begin(args.block_size, w.head_dim, kv_head, in_block) * element;
+    if (++in_block == per_block) {
+      in_block = 0;
+      ++block;
+    }
+  }
+}
+
+// Keys begin..end of a tile whose groups are given; with `values_only` the keys in `view` are those already.
 template <bool kPairs>
-void pack_tile_values(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
-  if (kPairs || w.args->cache_type == DType::f32)
-    pack_values<kPairs, false>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, row_bytes(w), w.values);
-  else
-    pack_values<false, true>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, row_bytes(w), w.values);
+void view_groups(const Work& w, const char* const* groups, int begin, int end, bool values_only, TileView* view) {
+  const std::int64_t to_values = std::int64_t{kGroupTokens} * w.head_dim * (w.args->cache_type == DType::f32 ? 4 : 2);
+  const int first = begin / kGroupTokens, last = (end + kGroupTokens - 1) / kGroupTokens;
+  for (int g = first; g < last; ++g) {
+    int from = begin - g * kGroupTokens, to = end - g * kGroupTokens;
+    if (from < 0) from = 0;
+    if (to > kGroupTokens) to = kGroupTokens;
+    float* keys = w.keys + std::int64_t{g} * kGroupTokens * w.depth;
+    float* values = w.values + std::int64_t{g} * w.value_words;
+    const char* cached = groups[g] + to_values;
+    if (w.in_place) {
+      view->keys[g] = reinterpret_cast<const float*>(groups[g]);
+      view->values[g] = values;
+      if (from == 0 && to == kGroupTokens)
+        view->values[g] = reinterpret_cast<const float*>(cached);
+      else
+        copy_values<kPairs>(reinterpret_cast<const float*>(cached), w.head_dim, from, to, values);
+    } else {
+      if (!values_only) widen_keys(groups[g], w.head_dim, keys);
+      widen_values(cached, w.head_dim, from, to, values);
+      view->keys[g] = keys;
+      view->values[g] = values;
+    }
+  }
+  // Scores are computed for whole steps, and masked.
+  if (values_only) return;
+  if (first % 2 != 0) view->keys[first - 1] = view->keys[first];
+  if (last % 2 != 0) view->keys[last] = view->keys[last - 1];
+}
+
+// Makes keys begin..end of a tile readable; `groups` are its groups where blocks are grouped.
+template <bool kPairs>
+void view_tile(const Work& w, const char* const* groups, int tile, int begin, int end, bool values_only,
+               TileView* view) {
+  if (w.grouped) return view_groups<kPairs>(w, groups, begin, end, values_only, view);
+  pack_rows<kPairs>(w, tile, begin, end, values_only);
+  for (int g = 0; g < kTileGroups; ++g) {
+    view->keys[g] = w.keys + std::int64_t{g} * kGroupTokens * w.depth;
+    view->values[g] = w.values + std::int64_t{g} * w.value_words;
+  }
 }
 
 // Caps and masks the block's scores where needed, and finds each row's maximum.
@@ -149,17 +221,22 @@ void finish_scores(const Work& w, int first_row, int rows, int tile, int begin, 
   }
 }
 
-// Rows first_row.. (at most kBlockRows) take in the packed tile that starts at position `tile`.
+// Rows first_row.. (at most kBlockRows) take in the tile that starts at position `tile`; `ahead` may be nullptr.
 template <bool kPairs>
-void attend_rows(const Work& w, int first_row, int rows, int tile) {
-  constexpr int kWordKeys = kPairs ? 2 : 1;
+void attend_rows(const Work& w, const TileView& view, const TileView* ahead, int first_row, int rows, int tile) {
   const int first_query = first_row / w.group, last_query = (first_row + rows - 1) / w.group;
-  const int begin = clamp_to_tile(visible_begin(w, first_query) - tile) / kKeyStep * kKeyStep;
-  const int end = (clamp_to_tile(visible_end(w, last_query) - tile) + kKeyStep - 1) / kKeyStep * kKeyStep;
-  if (begin >= end) return;
-  product<kPairs>({w.query + std::int64_t{first_row} * w.depth, w.depth, w.keys + begin, kTileKeys, w.depth, nullptr,
-                   w.scores + begin, kTileKeys},
-                  rows, end - begin);
+  const int from = clamp_to_tile(visible_begin(w, first_query) - tile);
+  const int to = clamp_to_tile(visible_end(w, last_query) - tile);
+  const int begin = from / kKeyStep * kKeyStep, end = (to + kKeyStep - 1) / kKeyStep * kKeyStep;
+  if (from >= to) return;
+  Product scores = {};
+  scores.left = w.query + std::int64_t{first_row} * w.depth;
+  scores.left_stride = scores.depth = w.depth;
+  scores.right = view.keys;
+  scores.ahead = ahead == nullptr ? nullptr : ahead->keys;
+  scores.out = w.scores;
+  scores.out_stride = kTileKeys;
+  product<kPairs, false>(scores, rows, begin / kGroupTokens, end / kGroupTokens);
   alignas(64) float tops[kPadRows], factors[kPadRows];
   for (int i = 0; i < kPadRows; ++i) tops[i] = kLowest;
   finish_scores(w, first_row, rows, tile, begin, end, tops);
@@ -175,48 +252,82 @@ void attend_rows(const Work& w, int first_row, int rows, int tile) {
     const Vec kept = load(sum) * broadcast(factors[i]);
     store(sum, weigh<kPairs>(w.scores + i * kTileKeys, w.factor, tops[i], kept, w.weights + i * kTileKeys, begin, end));
   }
-  product<kPairs>({w.weights + begin / kWordKeys, kTileKeys, w.values + std::int64_t{begin / kWordKeys} * w.padded_dim,
-                   w.padded_dim, (end - begin) / kWordKeys, factors,
-                   w.accumulators + std::int64_t{first_row} * w.padded_dim, w.padded_dim},
-                  rows, w.padded_dim);
+  Product outputs = {};
+  outputs.left = w.weights;
+  outputs.left_stride = kTileKeys;
+  outputs.right = view.values;
+  outputs.ahead = ahead == nullptr ? nullptr : ahead->values;
+  outputs.out = w.accumulators + std::int64_t{first_row} * w.padded_dim;
+  outputs.out_stride = outputs.row_words = w.padded_dim;
+  outputs.factor = factors;
+  product<kPairs, true>(outputs, rows, from / kGroupTokens, (to + kGroupTokens - 1) / kGroupTokens);
 }
 
 template <bool kPairs>
-void attend_all_rows(const Work& w, int first_row, int rows, int tile) {
-  for (int done = 0; done < rows; done += kBlockRows)
-    attend_rows<kPairs>(w, first_row + done, rows - done < kBlockRows ? rows - done : kBlockRows, tile);
+void attend_all_rows(const Work& w, const TileView& view, const TileView* ahead, int first_row, int rows, int tile) {
+  for (int done = 0; done < rows; done += kBlockRows, ahead = nullptr)
+    attend_rows<kPairs>(w, view, ahead, first_row + done, rows - done < kBlockRows ? rows - done : kBlockRows, tile);
 }
 
 // A weight of zero does not hide a value that is infinite or NaN, so each query is given its visible values only.
 template <bool kPairs>
-void attend_one_by_one(const Work& w, const TileRows& rows, int tile, int begin, int end) {
+void attend_one_by_one(const Work& w, const char* const* groups, TileView* view, int tile, int from, int to) {
   for (int query = 0; query < w.span->num_queries; ++query) {
-    TileRows visible = rows;
-    for (int i = begin; i < end; ++i) {
-      if (tile + i < visible_begin(w, query) || tile + i >= visible_end(w, query))
-        visible.values[i] = reinterpret_cast<const char*>(kZeros);
-    }
-    pack_tile_values<kPairs>(w, visible, Prefetch{}, begin, end);
-    attend_all_rows<kPairs>(w, query * w.group, w.group, tile);
+    int begin = visible_begin(w, query) - tile, end = visible_end(w, query) - tile;
+    if (begin < from) begin = from;
+    if (end > to) end = to;
+    if (begin >= end) continue;
+    view_tile<kPairs>(w, groups, tile, begin, end, true, view);
+    attend_all_rows<kPairs>(w, *view, nullptr, query * w.group, w.group, tile);
   }
 }
 
-// All queries take in keys from..to of a tile, whose rows are given; asks for the `next` rows meanwhile.
+// All queries take in keys from..to of a tile.
 template <bool kPairs>
-void attend_tile(const Work& w, const TileRows& rows, Prefetch next, int tile, int from, int to) {
-  constexpr int kWordKeys = kPairs ? 2 : 1;
-  const int begin = from / kKeyStep * kKeyStep, end = (to + kKeyStep - 1) / kKeyStep * kKeyStep;
-  pack_tile_keys<kPairs>(w, rows, {rows.values, end}, begin, end);
-  pack_tile_values<kPairs>(w, rows, next, begin, end);
-  const bool masked = visible_end(w, 0) < tile + to || visible_begin(w, w.span->num_queries - 1) > tile + from;
-  if (masked && !all_finite<kPairs>(w.values + std::int64_t{begin / kWordKeys} * w.padded_dim,
-                                    std::int64_t{(end - begin) / kWordKeys} * w.padded_dim))
-    attend_one_by_one<kPairs>(w, rows, tile, begin, end);
+void attend_tile(const Work& w, const char* const* groups, const TileView* ahead, int tile, int from, int to) {
+  TileView view;
+  view_tile<kPairs>(w, groups, tile, from, to, false, &view);
+  bool finite = true;
+  if (visible_end(w, 0) < tile + to || visible_begin(w, w.span->num_queries - 1) > tile + from) {
+    for (int g = from / kGroupTokens; finite && g * kGroupTokens < to; ++g)
+      finite = all_finite<kPairs>(view.values[g], w.value_words);
+  }
+  if (finite)
+    attend_all_rows<kPairs>(w, view, ahead, 0, w.rows, tile);
   else
-    attend_all_rows<kPairs>(w, 0, w.rows, tile);
+    attend_one_by_one<kPairs>(w, groups, &view, tile, from, to);
 }
 
-// The keys of one split; leaves highest, sums and accumulators. Rows up to position `limit` may be prefetched.
+// What to read after keys up to `last` of the tile before `tile`: the next tile's keys up to `limit` or, after the last,
+// the next kv head's first ones, which the same thread is likely to be handed next. False where nothing is known.
+bool look_ahead(const Work& w, int tile, int limit, const char** groups, TileView* ahead) {
+  if (!w.in_place) {
+    if (w.grouped && tile < limit) locate_groups(w, w.kv_head, tile, 0, clamp_to_tile(limit - tile), groups);
+    return false;
+  }
+  int begin = 0, end = clamp_to_tile(limit - tile), kv_head = w.kv_head;
+  const char* next[kTileGroups];
+  if (end > 0) {
+    locate_groups(w, kv_head, tile, begin, end, groups);
+    std::memcpy(next, groups, sizeof next);
+  } else {
+    if (++kv_head == w.args->num_kv_heads) return false;
+    begin = visible_begin(w, 0);
+    tile = begin / kTileKeys * kTileKeys;
+    begin -= tile;
+    end = clamp_to_tile(visible_end(w, w.span->num_queries - 1) - tile);
+    locate_groups(w, kv_head, tile, begin, end, next);
+  }
+  const int first = begin / kGroupTokens, last = (end - 1) / kGroupTokens;
+  for (int g = 0; g < kTileGroups; ++g) {
+    const char* group = next[g < first ? first : g < last ? g : last];
+    ahead->keys[g] = reinterpret_cast<const float*>(group);
+    ahead->values[g] = ahead->keys[g] + std::int64_t{kGroupTokens} * w.depth;
+  }
+  return true;
+}
+
+// The keys of one split; leaves highest, sums and accumulators. Positions up to `limit` may be prefetched.
 template <bool kPairs>
 void run_split(const Work& w, int split, int limit) {
   for (int i = 0; i < w.rows + kPadRows; ++i) w.highest[i] = kLowest;
@@ -226,16 +337,13 @@ void run_split(const Work& w, int split, int limit) {
   const int begin = first_key > split * kSplitKeys ? first_key : split * kSplitKeys;
   const int end = last_key < (split + 1) * kSplitKeys ? last_key : (split + 1) * kSplitKeys;
   if (begin >= end) return;
-  TileRows both[2];
+  const char* both[2][kTileGroups];
+  TileView ahead;
   int tile = begin / kTileKeys * kTileKeys;
-  locate(w, tile, begin - tile, clamp_to_tile(end - tile), &both[0]);
-  const Prefetch first = {both[0].keys, clamp_to_tile(end - tile)};
-  for (int i = begin - tile; i < kFirstRows; ++i) first.row(i, row_bytes(w));
+  if (w.grouped) locate_groups(w, w.kv_head, tile, begin - tile, clamp_to_tile(end - tile), both[0]);
   for (int current = 0; tile < end; tile += kTileKeys, current ^= 1) {
-    TileRows& next = both[current ^ 1];
-    const int num_next = clamp_to_tile(limit - tile - kTileKeys);
-    if (num_next > 0) locate(w, tile + kTileKeys, 0, num_next, &next);
-    attend_tile<kPairs>(w, both[current], {next.keys, num_next}, tile, clamp_to_tile(begin - tile),
+    const bool known = look_ahead(w, tile + kTileKeys, limit, both[current ^ 1], &ahead);
+    attend_tile<kPairs>(w, both[current], known ? &ahead : nullptr, tile, clamp_to_tile(begin - tile),
                         clamp_to_tile(end - tile));
   }
 }
@@ -314,8 +422,7 @@ void attention_split(const AttentionArgs& args, const AttentionSpan& span, std::
                      float* partial, Scratch scratch) {
   const Work w = make_work(args, span, kv_head, scratch.data);
   load_queries(w);
-  const int last_key = visible_end(w, span.num_queries - 1), split_end = (split + 1) * kSplitKeys;
-  run_split(w, split, last_key < split_end ? last_key : split_end);
+  run_split(w, split, visible_end(w, span.num_queries - 1));
   for (int row = 0; row < w.rows; ++row) {
     const Partial out = row_of(partial, row, w.padded_dim);
     std::memcpy(out.values, w.accumulators + std::int64_t{row} * w.padded_dim, sizeof(float) * w.padded_dim);

@@ -2,6 +2,7 @@
 //
 // Elementwise parts are plain loops: each operation is rounded by itself (no contraction, see CMakeLists.txt), so code
 // for vectors and for what is left of them agrees. Sums run over fixed lanes, the rest of a row padded with zeros.
+#include "../cache_layout.h"
 #include "ops.h"
 
 namespace evensong {
@@ -56,6 +57,72 @@ void rotate(const RopeArgs& args, const float* head, std::int64_t position, floa
   for (int i = args.rotary_dim; i < args.head_dim; ++i) out[i] = head[i];
 }
 
+bool cache_is_paired(const RopeArgs& args) {
+#if defined(EV_AVX512_BF16)
+  return args.cache_type == DType::bf16;
+#else
+  return (void)args, false;
+#endif
+}
+
+// Element of the cache at which the keys of a slot's group begin.
+std::int64_t group_of(const RopeArgs& args, std::int64_t slot, int kv_head) {
+  const std::int64_t block = slot / args.block_size;
+  const int group = static_cast<int>(slot % args.block_size) / kGroupTokens;
+  return block * args.block_size * 2 * args.num_kv_heads * args.head_dim +
+         group_begin(args.block_size, args.head_dim, kv_head, group);
+}
+
+// `count` elements, `stride` elements apart.
+template <typename T>
+void scatter(const T* x, int count, T* out, int stride) {
+  for (int i = 0; i < count; ++i) out[i * stride] = x[i];
+}
+
+void store_key(const RopeArgs& args, std::int64_t slot, int kv_head, const float* key) {
+  const int dim = args.head_dim;
+  if (!cache_is_grouped(args.block_size, dim)) {
+    const std::int64_t row_width = std::int64_t{2} * args.num_kv_heads * dim;
+    return store_as(args.cache_type, args.cache, slot * row_width + std::int64_t{kv_head} * dim, key, dim);
+  }
+  const bool paired = cache_is_paired(args);
+  const std::int64_t at =
+      group_of(args, slot, kv_head) + key_element(paired, static_cast<int>(slot % args.block_size) % kGroupTokens, 0);
+  if (args.cache_type == DType::f32) return scatter(key, dim, static_cast<float*>(args.cache) + at, kGroupTokens);
+  alignas(64) bf16 narrow[kMaxHeadDim];
+  convert(key, dim, narrow);
+  bf16* out = static_cast<bf16*>(args.cache) + at;
+  if (!paired) return scatter(narrow, dim, out, kGroupTokens);
+  for (int d = 0; d < dim; d += 2) std::memcpy(out + d * kGroupTokens, narrow + d, 4);
+}
+
+void store_value(const RopeArgs& args, std::int64_t slot, int kv_head, const float* value) {
+  const int dim = args.head_dim;
+  if (!cache_is_grouped(args.block_size, dim)) {
+    const std::int64_t row_width = std::int64_t{2} * args.num_kv_heads * dim;
+    return store_as(args.cache_type, args.cache, slot * row_width + std::int64_t{args.num_kv_heads + kv_head} * dim,
+                    value, dim);
+  }
+  const bool paired = cache_is_paired(args);
+  const int token = static_cast<int>(slot % args.block_size) % kGroupTokens;
+  const std::int64_t at =
+      group_of(args, slot, kv_head) + kGroupTokens * dim + value_element(paired, dim, token, 0);
+  if (!paired) return store_as(args.cache_type, args.cache, at, value, dim);
+  bf16* out = static_cast<bf16*>(args.cache) + at;
+  // The other halves of the words belong to another token, whose row another thread may be writing just now.
+#if defined(EV_AVX512_BF16)
+  for (int d = 0; d < dim; d += kLanes) {
+    alignas(32) bf16 narrow[kLanes];
+    store_bf16(narrow, load(value + d));
+    const __m512i words = _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(narrow)));
+    // `out` is the token's half: both kinds of token write the low halves from there.
+    _mm512_mask_storeu_epi16(out + 2 * d, 0x55555555u, words);
+  }
+#else
+  (void)out;
+#endif
+}
+
 }  // namespace
 
 void rms_norm(const float* x, const float* weight, float eps, std::int64_t size, void* out, DType type) {
@@ -77,10 +144,9 @@ void add_rms_norm(float* x, const float* y, const float* weight, float eps, std:
 }
 
 void rope(const RopeArgs& args, std::int64_t row, std::int64_t position, std::int64_t slot) {
-  const std::int64_t dim = args.head_dim;
-  const std::int64_t row_width = 2 * args.num_kv_heads * dim;
+  const int dim = args.head_dim;
   const float* head = args.qkv + row * args.qkv_stride;
-  float normed[kMaxHeadDim], rotated[kMaxHeadDim];
+  alignas(64) float normed[kMaxHeadDim], rotated[kMaxHeadDim];
   for (int i = 0; i < args.num_heads + args.num_kv_heads; ++i, head += dim) {
     const float* from = head;
     if (args.qk_norm != nullptr) {
@@ -91,9 +157,9 @@ void rope(const RopeArgs& args, std::int64_t row, std::int64_t position, std::in
     if (i < args.num_heads)
       store_as(args.query_type, args.query, row * args.query_stride + i * dim, rotated, dim);
     else
-      store_as(args.cache_type, args.cache, slot * row_width + (i - args.num_heads) * dim, rotated, dim);
+      store_key(args, slot, i - args.num_heads, rotated);
   }
-  store_as(args.cache_type, args.cache, slot * row_width + args.num_kv_heads * dim, head, args.num_kv_heads * dim);
+  for (int i = 0; i < args.num_kv_heads; ++i, head += dim) store_value(args, slot, i, head);
 }
 
 void convert(const float* x, std::int64_t size, bf16* out) {
