@@ -44,6 +44,17 @@ __attribute__((always_inline)) static inline void ask_for(const float* words) {
   if constexpr (kAhead) prefetch(words);
 }
 
+// A vector that stays in its register: gcc would rather load it again for each row, and loads are what is short.
+__attribute__((always_inline)) static inline Vec load_once(const float* p) {
+  Vec v = load(p);
+#if defined(EV_AVX512) || defined(EV_AVX512_BF16)
+  __asm__("" : "+v"(v));
+#elif defined(EV_AVX2)
+  __asm__("" : "+x"(v));
+#endif
+  return v;
+}
+
 // Scores of kGroups groups of keys.
 template <bool kPairs, int kRows, int kGroups, bool kAhead>
 static void score_block(const Product& p, int group) {
@@ -71,7 +82,7 @@ static void score_block(const Product& p, int group) {
       for (int i = 0; i < kRows; ++i) word[i] = broadcast(left[i * left_stride]);
 #pragma GCC unroll 16
       for (int j = 0; j < kVecs; ++j) {
-        const Vec operand = load(keys[j / kGroupVecs] + at + j % kGroupVecs * kLanes);
+        const Vec operand = load_once(keys[j / kGroupVecs] + at + j % kGroupVecs * kLanes);
         if (j % kGroupVecs == 0) ask_for<kAhead>(ahead[j / kGroupVecs] + at);
 #pragma GCC unroll 8
         for (int i = 0; i < kRows; ++i) sum[i][j] = multiply_add<kPairs>(sum[i][j], word[i], operand);
@@ -80,7 +91,7 @@ static void score_block(const Product& p, int group) {
       Vec operand[kVecs];
 #pragma GCC unroll 16
       for (int j = 0; j < kVecs; ++j) {
-        operand[j] = load(keys[j / kGroupVecs] + at + j % kGroupVecs * kLanes);
+        operand[j] = load_once(keys[j / kGroupVecs] + at + j % kGroupVecs * kLanes);
         if (j % kGroupVecs == 0) ask_for<kAhead>(ahead[j / kGroupVecs] + at);
       }
 #pragma GCC unroll 8
@@ -135,7 +146,7 @@ static void output_block(const Product& p, int begin, int end, int column) {
       Vec operand[kVecs];
 #pragma GCC unroll 8
       for (int j = 0; j < kVecs; ++j) {
-        operand[j] = load(values + j * kLanes);
+        operand[j] = load_once(values + j * kLanes);
         if (j * kLanes % 16 == 0) ask_for<kAhead>(values + to_ahead + j * kLanes);
       }
 #pragma GCC unroll 8
