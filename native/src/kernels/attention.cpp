@@ -98,10 +98,11 @@ void load_queries(const Work& w) {
   }
 }
 
-// Where the groups of a tile lie, in words as the products take them. Those that no query sees point anywhere.
+// Where the groups of a tile lie, in words as the products take them. Those that no query sees point anywhere. One more
+// is read, though nothing at its address, by what prefetches.
 struct TileView {
   const float* keys[kTileGroups];
-  const float* values[kTileGroups];
+  const float* values[kTileGroups + 1] = {};
 };
 
 // Rows of positions begin..end of the tile that starts at `tile`, and zeros around them up to whole steps.
@@ -223,7 +224,7 @@ void finish_scores(const Work& w, int first_row, int rows, int tile, int begin, 
 
 // Rows first_row.. (at most kBlockRows) take in the tile that starts at position `tile`; `ahead` may be nullptr.
 template <bool kPairs>
-void attend_rows(const Work& w, const TileView& view, const TileView* ahead, int first_row, int rows, int tile) {
+void attend_rows(const Work& w, const TileView& view, const float* const* ahead, int first_row, int rows, int tile) {
   const int first_query = first_row / w.group, last_query = (first_row + rows - 1) / w.group;
   const int from = clamp_to_tile(visible_begin(w, first_query) - tile);
   const int to = clamp_to_tile(visible_end(w, last_query) - tile);
@@ -233,7 +234,7 @@ void attend_rows(const Work& w, const TileView& view, const TileView* ahead, int
   scores.left = w.query + std::int64_t{first_row} * w.depth;
   scores.left_stride = scores.depth = w.depth;
   scores.right = view.keys;
-  scores.ahead = ahead == nullptr ? nullptr : ahead->keys;
+  scores.ahead = first_row == 0 && w.in_place ? view.values : nullptr;
   scores.out = w.scores;
   scores.out_stride = kTileKeys;
   product<kPairs, false>(scores, rows, begin / kGroupTokens, end / kGroupTokens);
@@ -256,7 +257,7 @@ void attend_rows(const Work& w, const TileView& view, const TileView* ahead, int
   outputs.left = w.weights;
   outputs.left_stride = kTileKeys;
   outputs.right = view.values;
-  outputs.ahead = ahead == nullptr ? nullptr : ahead->values;
+  outputs.ahead = ahead;
   outputs.out = w.accumulators + std::int64_t{first_row} * w.padded_dim;
   outputs.out_stride = outputs.row_words = w.padded_dim;
   outputs.factor = factors;
@@ -264,7 +265,7 @@ void attend_rows(const Work& w, const TileView& view, const TileView* ahead, int
 }
 
 template <bool kPairs>
-void attend_all_rows(const Work& w, const TileView& view, const TileView* ahead, int first_row, int rows, int tile) {
+void attend_all_rows(const Work& w, const TileView& view, const float* const* ahead, int first_row, int rows, int tile) {
   for (int done = 0; done < rows; done += kBlockRows, ahead = nullptr)
     attend_rows<kPairs>(w, view, ahead, first_row + done, rows - done < kBlockRows ? rows - done : kBlockRows, tile);
 }
@@ -284,7 +285,7 @@ void attend_one_by_one(const Work& w, const char* const* groups, TileView* view,
 
 // All queries take in keys from..to of a tile.
 template <bool kPairs>
-void attend_tile(const Work& w, const char* const* groups, const TileView* ahead, int tile, int from, int to) {
+void attend_tile(const Work& w, const char* const* groups, const float* const* ahead, int tile, int from, int to) {
   TileView view;
   view_tile<kPairs>(w, groups, tile, from, to, false, &view);
   bool finite = true;
@@ -300,7 +301,7 @@ void attend_tile(const Work& w, const char* const* groups, const TileView* ahead
 
 // What to read after keys up to `last` of the tile before `tile`: the next tile's keys up to `limit` or, after the last,
 // the next kv head's first ones, which the same thread is likely to be handed next. False where nothing is known.
-bool look_ahead(const Work& w, int tile, int limit, const char** groups, TileView* ahead) {
+bool look_ahead(const Work& w, int tile, int limit, const char** groups, const float** ahead) {
   if (!w.in_place) {
     if (w.grouped && tile < limit) locate_groups(w, w.kv_head, tile, 0, clamp_to_tile(limit - tile), groups);
     return false;
@@ -321,8 +322,7 @@ bool look_ahead(const Work& w, int tile, int limit, const char** groups, TileVie
   const int first = begin / kGroupTokens, last = (end - 1) / kGroupTokens;
   for (int g = 0; g < kTileGroups; ++g) {
     const char* group = next[g < first ? first : g < last ? g : last];
-    ahead->keys[g] = reinterpret_cast<const float*>(group);
-    ahead->values[g] = ahead->keys[g] + std::int64_t{kGroupTokens} * w.depth;
+    ahead[g] = reinterpret_cast<const float*>(group);
   }
   return true;
 }
@@ -338,12 +338,12 @@ void run_split(const Work& w, int split, int limit) {
   const int end = last_key < (split + 1) * kSplitKeys ? last_key : (split + 1) * kSplitKeys;
   if (begin >= end) return;
   const char* both[2][kTileGroups];
-  TileView ahead;
+  const float* ahead[kTileGroups + 1] = {};
   int tile = begin / kTileKeys * kTileKeys;
   if (w.grouped) locate_groups(w, w.kv_head, tile, begin - tile, clamp_to_tile(end - tile), both[0]);
   for (int current = 0; tile < end; tile += kTileKeys, current ^= 1) {
-    const bool known = look_ahead(w, tile + kTileKeys, limit, both[current ^ 1], &ahead);
-    attend_tile<kPairs>(w, both[current], known ? &ahead : nullptr, tile, clamp_to_tile(begin - tile),
+    const bool known = look_ahead(w, tile + kTileKeys, limit, both[current ^ 1], ahead);
+    attend_tile<kPairs>(w, both[current], known ? ahead : nullptr, tile, clamp_to_tile(begin - tile),
                         clamp_to_tile(end - tile));
   }
 }

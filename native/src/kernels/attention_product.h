@@ -66,12 +66,10 @@ static void score_block(const Product& p, int group) {
     for (int j = 0; j < kVecs; ++j) sum[i][j] = Vec{};
   }
   const float* keys[kGroups];
-  const float* ahead[kGroups];
 #pragma GCC unroll 8
-  for (int g = 0; g < kGroups; ++g) {
-    keys[g] = p.right[group + g];
-    if constexpr (kAhead) ahead[g] = p.ahead[group + g];
-  }
+  for (int g = 0; g < kGroups; ++g) keys[g] = p.right[group + g];
+  const float* const* ahead = kAhead ? p.ahead + group : nullptr;
+  const float* line = kAhead ? *ahead : nullptr;
   const float* left = p.left;
   const std::int64_t left_stride = p.left_stride;
   const std::int64_t end = std::int64_t{p.depth} * kGroupTokens;
@@ -83,7 +81,7 @@ static void score_block(const Product& p, int group) {
 #pragma GCC unroll 16
       for (int j = 0; j < kVecs; ++j) {
         const Vec operand = load_once(keys[j / kGroupVecs] + at + j % kGroupVecs * kLanes);
-        if (j % kGroupVecs == 0) ask_for<kAhead>(ahead[j / kGroupVecs] + at);
+        if (j % kGroupVecs == 0) ask_for<kAhead>(line + j / kGroupVecs * 16);
 #pragma GCC unroll 8
         for (int i = 0; i < kRows; ++i) sum[i][j] = multiply_add<kPairs>(sum[i][j], word[i], operand);
       }
@@ -92,7 +90,7 @@ static void score_block(const Product& p, int group) {
 #pragma GCC unroll 16
       for (int j = 0; j < kVecs; ++j) {
         operand[j] = load_once(keys[j / kGroupVecs] + at + j % kGroupVecs * kLanes);
-        if (j % kGroupVecs == 0) ask_for<kAhead>(ahead[j / kGroupVecs] + at);
+        if (j % kGroupVecs == 0) ask_for<kAhead>(line + j / kGroupVecs * 16);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
@@ -100,6 +98,10 @@ static void score_block(const Product& p, int group) {
 #pragma GCC unroll 16
         for (int j = 0; j < kVecs; ++j) sum[i][j] = multiply_add<kPairs>(sum[i][j], word, operand[j]);
       }
+    }
+    if constexpr (kAhead) {
+      line += kGroups * 16;
+      if (line == *ahead + end) line = *++ahead;
     }
   }
   float* out = p.out + group * kGroupTokens;
