@@ -378,15 +378,15 @@ void merge(const Partial& total, const float* values, float highest, float sum) 
 }
 
 // Divides and rounds a row's total.
-void finish(const Work& w, int row, const Partial& total) {
+void finish(const Work& w, int row, const float* values, float sum) {
   const bool narrow = w.args->compute == DType::bf16;
   const std::int64_t at = (w.span->first_row + row / w.group) * w.args->out_stride +
                           std::int64_t{w.kv_head * w.group + row % w.group} * w.head_dim;
   char* out = static_cast<char*>(w.args->out) + at * (narrow ? 2 : 4);
-  const Vec inverse = broadcast(1.0f / total.sum());
+  const Vec inverse = broadcast(1.0f / sum);
   for (int d = 0; d < w.head_dim; d += kLanes) {
     // Keys of weight zero leave the sign of a zero open: + 0 settles it.
-    const Vec result = load(total.values + d) * inverse + Vec{};
+    const Vec result = load(values + d) * inverse + Vec{};
     float some[kLanes];
     if (narrow)
       store_bf16(reinterpret_cast<bf16*>(some), result);
@@ -397,11 +397,14 @@ void finish(const Work& w, int row, const Partial& total) {
   }
 }
 
+const float* accumulator(const Work& w, int row) { return w.accumulators + std::int64_t{row} * w.padded_dim; }
+
+float row_sum(const Work& w, int row) { return sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes)); }
+
 // Partial results hold padded_dim floats, maximum and sum; rows of `partials` are unaligned.
 void merge_rows(const Work& w) {
   for (int row = 0; row < w.rows; ++row)
-    merge(row_of(w.totals, row, w.padded_dim), w.accumulators + std::int64_t{row} * w.padded_dim, w.highest[row],
-          sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes)));
+    merge(row_of(w.totals, row, w.padded_dim), accumulator(w, row), w.highest[row], row_sum(w, row));
 }
 
 }  // namespace
@@ -409,13 +412,23 @@ void merge_rows(const Work& w) {
 void attention(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, Scratch scratch) {
   const Work w = make_work(args, span, kv_head, scratch.data);
   load_queries(w);
-  for (int row = 0; row < w.rows; ++row) clear(row_of(w.totals, row, w.padded_dim));
   const int last_key = visible_end(w, span.num_queries - 1);
-  for (int split = visible_begin(w, 0) / kSplitKeys; split * kSplitKeys < last_key; ++split) {
+  int split = visible_begin(w, 0) / kSplitKeys;
+  if (last_key <= (split + 1) * kSplitKeys) {
+    // Merged with nothing, a single split would be what it is.
+    run_split(w, split, last_key);
+    for (int row = 0; row < w.rows; ++row) finish(w, row, accumulator(w, row), row_sum(w, row));
+    return;
+  }
+  for (int row = 0; row < w.rows; ++row) clear(row_of(w.totals, row, w.padded_dim));
+  for (; split * kSplitKeys < last_key; ++split) {
     run_split(w, split, last_key);
     merge_rows(w);
   }
-  for (int row = 0; row < w.rows; ++row) finish(w, row, row_of(w.totals, row, w.padded_dim));
+  for (int row = 0; row < w.rows; ++row) {
+    const Partial total = row_of(w.totals, row, w.padded_dim);
+    finish(w, row, total.values, total.sum());
+  }
 }
 
 void attention_split(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, std::int32_t split,
@@ -425,9 +438,9 @@ void attention_split(const AttentionArgs& args, const AttentionSpan& span, std::
   run_split(w, split, visible_end(w, span.num_queries - 1));
   for (int row = 0; row < w.rows; ++row) {
     const Partial out = row_of(partial, row, w.padded_dim);
-    std::memcpy(out.values, w.accumulators + std::int64_t{row} * w.padded_dim, sizeof(float) * w.padded_dim);
+    std::memcpy(out.values, accumulator(w, row), sizeof(float) * w.padded_dim);
     out.highest() = w.highest[row];
-    out.sum() = sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes));
+    out.sum() = row_sum(w, row);
   }
 }
 
@@ -440,7 +453,7 @@ void merge_splits(const AttentionArgs& args, const AttentionSpan& span, std::int
     const float* part = partials + std::int64_t{row} * (w.padded_dim + 2);
     for (int split = 0; split < num_splits; ++split, part += std::int64_t{w.rows} * (w.padded_dim + 2))
       merge(total, part, part[w.padded_dim], part[w.padded_dim + 1]);
-    finish(w, row, total);
+    finish(w, row, total.values, total.sum());
   }
 }
 
