@@ -26,6 +26,15 @@ def bits(array: np.ndarray[Any, Any], narrow: bool) -> np.ndarray[Any, Any]:
     return (array.view(np.uint32) >> 16).astype(np.uint16) if narrow else array
 
 
+def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """On a cache line, as the engine's caches are."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
 def measure(
     isa: str, contexts: list[tuple[int, int]], layers: int, repeats: int, query_block: int, same: bool = False
 ) -> dict[str, float]:
@@ -48,7 +57,7 @@ def measure(
         flops += sum(before + i + 1 for i in range(new)) * HEADS * HEAD_DIM * 4
     query = bits(rng.standard_normal((row, HEADS * HEAD_DIM), np.float32), narrow)
     one = bits(rng.standard_normal((block * BLOCK_SIZE, ROW), np.float32), narrow)
-    caches = [one.copy() for _ in range(layers)]
+    caches = [aligned_copy(one) for _ in range(layers)]
 
     def run(cache: np.ndarray[Any, Any]) -> None:
         _native.attention(query, cache, spans, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, HEAD_DIM**-0.5, isa)

@@ -141,6 +141,7 @@ std::unique_ptr<Segment> make_rope(Program& program, const RopeArgs& asked, cons
   args.cache_type = cache.type;
   args.num_kv_heads = cache.num_kv_heads;
   args.head_dim = cache.head_dim;
+  args.block_size = program.limits().block_size;
   return std::make_unique<Rope>(program.kernels(), args, cache.group);
 }
 

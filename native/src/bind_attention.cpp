@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "bindings.h"
+#include "cache_layout.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
@@ -95,11 +96,12 @@ std::int64_t check_cache(const A& cache, std::int32_t num_kv_heads, std::int32_t
 
 nb::object rope(const Floats& qkv, const Integers& positions, const Integers& slots, const Floats& cos,
                 const Floats& sin, const Array<nb::numpy>& cache, std::int32_t num_heads, std::int32_t num_kv_heads,
-                std::int32_t head_dim, const std::string& isa, const std::string& query_dtype,
+                std::int32_t head_dim, std::int32_t block_size, const std::string& isa, const std::string& query_dtype,
                 const std::optional<Floats>& qk_norm, float eps) {
   const Kernels& kernels = kernels_for(isa);
   check_heads(num_heads, num_kv_heads, head_dim);
   const std::int64_t rows = extent(qkv, 0), num_slots = check_cache(cache, num_kv_heads, head_dim);
+  check(block_size > 0 && num_slots % block_size == 0, "the cache must hold whole blocks");
   check(extent(qkv, 1) == (num_heads + 2 * num_kv_heads) * std::int64_t{head_dim}, "qkv must hold all heads");
   check(positions.shape(0) == qkv.shape(0) && slots.shape(0) == qkv.shape(0), "every row needs a position and a slot");
   check(extent(sin, 0) == extent(cos, 0) && extent(sin, 1) == extent(cos, 1), "cos and sin must have the same shape");
@@ -126,13 +128,39 @@ nb::object rope(const Floats& qkv, const Integers& positions, const Integers& sl
   args.query_type = dtype_named(query_dtype);
   args.cache = cache.data();
   args.cache_type = dtype_of(cache);
+  args.block_size = block_size;
   nb::object result = new_array(rows, args.query_stride, args.query_type, &args.query);
   nb::gil_scoped_release release;
   for (std::int64_t row = 0; row < rows; ++row) kernels.rope(args, row, positions.data()[row], slots.data()[row]);
   return result;
 }
 
-// Block table entries that the span's queries see must lie in the cache; the others may be anything.
+// The element of its block at which each component of each token lies, [block_size, 2 * num_kv_heads * head_dim]: keys
+// of all heads, then their values.
+nb::object cache_places(std::int32_t block_size, std::int32_t num_kv_heads, std::int32_t head_dim,
+                        const std::string& isa, const std::string& dtype) {
+  check_heads(num_kv_heads, num_kv_heads, head_dim);
+  check(block_size > 0, "block_size must be positive");
+  const bool pairs = kernels_for(isa).pairs && dtype_named(dtype) == DType::bf16;
+  const std::int32_t half = num_kv_heads * head_dim;
+  const std::size_t shape[2] = {at(block_size), at(2 * half)};
+  auto memory = std::make_unique<std::int64_t[]>(shape[0] * shape[1]);
+  std::int64_t* place = memory.get();
+  for (std::int32_t token = 0; token < block_size; ++token) {
+    for (std::int32_t i = 0; i < 2 * half; ++i, ++place) {
+      *place = std::int64_t{token} * 2 * half + i;
+      if (!cache_is_grouped(block_size, head_dim)) continue;
+      const std::int32_t head = i % half / head_dim, d = i % head_dim, in_group = token % kGroupTokens;
+      *place = group_begin(block_size, head_dim, head, token / kGroupTokens) +
+               (i < half ? key_element(pairs, in_group, d)
+                         : kGroupTokens * head_dim + value_element(pairs, head_dim, in_group, d));
+    }
+  }
+  nb::capsule owner(memory.get(), [](void* p) noexcept { delete[] static_cast<std::int64_t*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, std::int64_t>(memory.release(), 2, shape, owner));
+}
+
+// Blocks that the span's queries see must lie in the cache as a whole; the table's other entries may be anything.
 AttentionSpan checked_span(const Span& span, const AttentionArgs& args, std::int64_t num_rows, std::int64_t num_slots) {
   const auto& [first_row, num_queries, first_position, blocks] = span;
   check(num_queries > 0 && first_row >= 0 && first_row + num_queries <= num_rows, "a span's rows must be query rows");
@@ -143,8 +171,7 @@ AttentionSpan checked_span(const Span& span, const AttentionArgs& args, std::int
       args.window > 0 && args.window <= first_position ? first_position - args.window + 1 : 0;
   for (std::int64_t block = first_key / args.block_size; block <= last / args.block_size; ++block) {
     const std::int64_t id = blocks.data()[block];
-    const std::int64_t last_in_block = block == last / args.block_size ? last % args.block_size : args.block_size - 1;
-    check(id >= 0 && id * args.block_size + last_in_block < num_slots, "a block is outside the cache");
+    check(id >= 0 && (id + 1) * args.block_size <= num_slots, "a block is outside the cache");
   }
   return {first_row, num_queries, first_position, blocks.data()};
 }
@@ -212,7 +239,8 @@ void bind_attention(nb::module_& m) {
   m.def("rms_norm", rms_norm, "x"_a, "weight"_a, "eps"_a, "isa"_a, "dtype"_a);
   m.def("add_rms_norm", add_rms_norm, "x"_a, "y"_a, "weight"_a, "eps"_a, "isa"_a);
   m.def("rope", rope, "qkv"_a, "positions"_a, "slots"_a, "cos"_a, "sin"_a, "cache"_a, "num_heads"_a, "num_kv_heads"_a,
-        "head_dim"_a, "isa"_a, "query_dtype"_a, "qk_norm"_a.none() = nb::none(), "eps"_a = 0.0f);
+        "head_dim"_a, "block_size"_a, "isa"_a, "query_dtype"_a, "qk_norm"_a.none() = nb::none(), "eps"_a = 0.0f);
+  m.def("cache_places", cache_places, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "isa"_a, "dtype"_a);
   m.def("attention", attention, "query"_a, "cache"_a, "spans"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a,
         "block_size"_a, "scale"_a, "isa"_a, "window"_a = 0, "soft_cap"_a = 0.0f, "splits"_a = false);
 }

@@ -58,7 +58,7 @@ struct AttentionArgs {
   void* out;  // as query
   std::int64_t out_stride;
   DType compute;      // bf16: products of bf16 pairs (only where Kernels::pairs and the cache is bf16); f32: all in f32
-  const void* cache;  // [num_slots, 2 * num_kv_heads * head_dim]: keys of all heads, then values
+  const void* cache;  // blocks of block_size * 2 * num_kv_heads * head_dim elements: see cache_layout.h
   DType cache_type;
   std::int32_t num_heads, num_kv_heads, head_dim;
   std::int32_t block_size;
@@ -90,6 +90,7 @@ struct RopeArgs {
   DType query_type;
   void* cache;
   DType cache_type;
+  std::int32_t block_size;
 };
 
 // What one row asks of the sampler. Filters and noise are those of docs/sampling.md.
@@ -144,7 +145,7 @@ struct Kernels {
   void (*add_rms_norm)(float* x, const float* y, const float* weight, float eps, std::int64_t size);
   // A row of `size` floats rounded to bfloat16.
   void (*convert)(const float* x, std::int64_t size, bf16* out);
-  // One row at `position`, whose keys and values go to cache row `slot`.
+  // One row at `position`, whose keys and values go to `slot`: token slot % block_size of block slot / block_size.
   void (*rope)(const RopeArgs& args, std::int64_t row, std::int64_t position, std::int64_t slot);
 
   // All keys of a span for one kv head, complete results.

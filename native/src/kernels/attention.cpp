@@ -4,35 +4,14 @@
 // accumulator (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention,
 // 2022). Every kSplitKeys positions the partial result is closed and merged into the total, in order: splits that are
 // computed elsewhere and merged later give the same bits.
-#include "attention_pack.h"
-#include "ops.h"
+#include "attention_view.h"
 
 namespace evensong {
 namespace EV_ISA {
 namespace {
 
-static_assert(kSplitKeys % kTileKeys == 0 && kTileKeys % kKeyStep == 0 && kKeyStep % (2 * kLanes) == 0);
-constexpr int kFirstRows = 48;  // of the first tile that are asked for at once; the others follow while it is packed
-constexpr int kPadRows = 16;  // per-row arrays may be read this far beyond the last row of a block
-
-// What a call works on, and where its scratch lies. `rows` = queries x heads of the group, query by query.
-struct Work {
-  const AttentionArgs* args;
-  const AttentionSpan* span;
-  std::int32_t kv_head;
-  int group, rows, head_dim, padded_dim, depth;
-  float factor;         // from a (capped) score to its exponent of 2
-  float* query;         // [rows, depth] words
-  float* keys;          // see attention_pack.h
-  float* values;
-  float* scores;        // [kBlockRows, kTileKeys]
-  float* weights;       // [kBlockRows, kTileKeys] words
-  float* highest;       // [rows] of the split: the running maximum, in exponents of 2
-  float* sums;          // [rows, kLanes]
-  float* accumulators;  // [rows, padded_dim]
-  float* totals;        // [rows, partial_size]: of the splits so far
-  std::uintptr_t end;
-};
+static_assert(kSplitKeys % kTileKeys == 0 && kTileKeys % kKeyStep == 0);
+static_assert(kKeyStep % (2 * kLanes) == 0 && kKeyStep % (2 * kGroupTokens) == 0);
 
 // One row's result for some of its keys: accumulator [padded_dim], then maximum and sum.
 struct Partial {
@@ -41,97 +20,6 @@ struct Partial {
   float& highest() const { return values[padded_dim]; }
   float& sum() const { return values[padded_dim + 1]; }
 };
-
-float* take(std::uintptr_t* at, std::int64_t floats) {
-  float* place = reinterpret_cast<float*>(*at);
-  *at += static_cast<std::uintptr_t>((4 * floats + 63) / 64 * 64);
-  return place;
-}
-
-Work make_work(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, char* memory) {
-  Work w = {};
-  w.args = &args;
-  w.span = &span;
-  w.kv_head = kv_head;
-  w.group = args.num_heads / args.num_kv_heads;
-  w.rows = span.num_queries * w.group;
-  w.head_dim = args.head_dim;
-  w.padded_dim = (args.head_dim + kLanes - 1) / kLanes * kLanes;
-  w.depth = args.compute == DType::bf16 ? args.head_dim / 2 : args.head_dim;
-  w.factor = args.soft_cap > 0.0f ? kLog2E : args.scale * kLog2E;
-  std::uintptr_t at = (reinterpret_cast<std::uintptr_t>(memory) + 63) / 64 * 64;
-  w.query = take(&at, std::int64_t{w.rows} * w.depth);
-  w.keys = take(&at, std::int64_t{kTileKeys} * w.depth);
-  w.values = take(&at, std::int64_t{kTileKeys} * w.padded_dim);
-  w.scores = take(&at, kBlockRows * kTileKeys);
-  w.weights = take(&at, kBlockRows * kTileKeys);
-  w.highest = take(&at, w.rows + kPadRows);
-  w.sums = take(&at, std::int64_t{w.rows} * kLanes);
-  w.accumulators = take(&at, std::int64_t{w.rows} * w.padded_dim);
-  w.totals = take(&at, w.rows * partial_size(args));
-  w.end = at;
-  return w;
-}
-
-int visible_end(const Work& w, int query) { return w.span->first_position + query + 1; }
-
-int visible_begin(const Work& w, int query) {
-  const int begin = visible_end(w, query) - w.args->window;
-  return w.args->window > 0 && begin > 0 ? begin : 0;
-}
-
-int clamp_to_tile(int key) { return key < 0 ? 0 : key > kTileKeys ? kTileKeys : key; }
-
-void load_queries(const Work& w) {
-  const std::size_t word = w.args->compute == DType::bf16 ? 2 : 4;
-  for (int row = 0; row < w.rows; ++row) {
-    const std::int64_t at = (w.span->first_row + row / w.group) * w.args->query_stride +
-                            std::int64_t{w.kv_head * w.group + row % w.group} * w.head_dim;
-    std::memcpy(w.query + std::int64_t{row} * w.depth, static_cast<const char*>(w.args->query) + at * word,
-                word * w.head_dim);
-  }
-}
-
-// Rows of positions begin..end of the tile that starts at `tile`, and zeros around them up to multiples of kKeyStep.
-void locate(const Work& w, int tile, int begin, int end, TileRows* rows) {
-  const AttentionArgs& args = *w.args;
-  const char* zeros = reinterpret_cast<const char*>(kZeros);
-  for (int i = begin; i % kKeyStep != 0; --i) rows->keys[i - 1] = rows->values[i - 1] = zeros;
-  for (int i = end; i % kKeyStep != 0; ++i) rows->keys[i] = rows->values[i] = zeros;
-  const std::int64_t element = args.cache_type == DType::f32 ? 4 : 2;
-  const std::int64_t head = w.head_dim * element, to_values = args.num_kv_heads * head, stride = 2 * to_values;
-  const char* cache = static_cast<const char*>(args.cache) + w.kv_head * head;
-  for (int position = tile + begin; position < tile + end;) {
-    const int block = position / args.block_size, offset = position % args.block_size;
-    int count = args.block_size - offset;
-    if (count > tile + end - position) count = tile + end - position;
-    const char* at = cache + (std::int64_t{w.span->blocks[block]} * args.block_size + offset) * stride;
-    for (int i = position - tile; i < position - tile + count; ++i, at += stride) {
-      rows->keys[i] = at;
-      rows->values[i] = at + to_values;
-    }
-    position += count;
-  }
-}
-
-// Bytes of a head in the cache.
-int row_bytes(const Work& w) { return w.head_dim * (w.args->cache_type == DType::f32 ? 4 : 2); }
-
-template <bool kPairs>
-void pack_tile_keys(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
-  if (kPairs || w.args->cache_type == DType::f32)
-    pack_keys<false>(rows.keys, ahead, begin, end, w.depth, row_bytes(w), w.keys);
-  else
-    pack_keys<true>(rows.keys, ahead, begin, end, w.depth, row_bytes(w), w.keys);
-}
-
-template <bool kPairs>
-void pack_tile_values(const Work& w, const TileRows& rows, Prefetch ahead, int begin, int end) {
-  if (kPairs || w.args->cache_type == DType::f32)
-    pack_values<kPairs, false>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, row_bytes(w), w.values);
-  else
-    pack_values<false, true>(rows.values, ahead, begin, end, w.head_dim, w.padded_dim, row_bytes(w), w.values);
-}
 
 // Caps and masks the block's scores where needed, and finds each row's maximum.
 void finish_scores(const Work& w, int first_row, int rows, int tile, int begin, int end, float* tops) {
@@ -149,17 +37,22 @@ void finish_scores(const Work& w, int first_row, int rows, int tile, int begin, 
   }
 }
 
-// Rows first_row.. (at most kBlockRows) take in the packed tile that starts at position `tile`.
+// Rows first_row.. (at most kBlockRows) take in the tile that starts at position `tile`; `ahead` may be nullptr.
 template <bool kPairs>
-void attend_rows(const Work& w, int first_row, int rows, int tile) {
-  constexpr int kWordKeys = kPairs ? 2 : 1;
+void attend_rows(const Work& w, const TileView& view, const float* const* ahead, int first_row, int rows, int tile) {
   const int first_query = first_row / w.group, last_query = (first_row + rows - 1) / w.group;
-  const int begin = clamp_to_tile(visible_begin(w, first_query) - tile) / kKeyStep * kKeyStep;
-  const int end = (clamp_to_tile(visible_end(w, last_query) - tile) + kKeyStep - 1) / kKeyStep * kKeyStep;
-  if (begin >= end) return;
-  product<kPairs>({w.query + std::int64_t{first_row} * w.depth, w.depth, w.keys + begin, kTileKeys, w.depth, nullptr,
-                   w.scores + begin, kTileKeys},
-                  rows, end - begin);
+  const int from = clamp_to_tile(visible_begin(w, first_query) - tile);
+  const int to = clamp_to_tile(visible_end(w, last_query) - tile);
+  const int begin = from / kKeyStep * kKeyStep, end = (to + kKeyStep - 1) / kKeyStep * kKeyStep;
+  if (from >= to) return;
+  Product scores = {};
+  scores.left = w.query + std::int64_t{first_row} * w.depth;
+  scores.left_stride = scores.depth = w.depth;
+  scores.right = view.keys;
+  scores.ahead = first_row == 0 && w.in_place ? view.values : nullptr;
+  scores.out = w.scores;
+  scores.out_stride = kTileKeys;
+  product<kPairs, false>(scores, rows, begin / kGroupTokens, end / kGroupTokens);
   alignas(64) float tops[kPadRows], factors[kPadRows];
   for (int i = 0; i < kPadRows; ++i) tops[i] = kLowest;
   finish_scores(w, first_row, rows, tile, begin, end, tops);
@@ -175,48 +68,53 @@ void attend_rows(const Work& w, int first_row, int rows, int tile) {
     const Vec kept = load(sum) * broadcast(factors[i]);
     store(sum, weigh<kPairs>(w.scores + i * kTileKeys, w.factor, tops[i], kept, w.weights + i * kTileKeys, begin, end));
   }
-  product<kPairs>({w.weights + begin / kWordKeys, kTileKeys, w.values + std::int64_t{begin / kWordKeys} * w.padded_dim,
-                   w.padded_dim, (end - begin) / kWordKeys, factors,
-                   w.accumulators + std::int64_t{first_row} * w.padded_dim, w.padded_dim},
-                  rows, w.padded_dim);
+  Product outputs = {};
+  outputs.left = w.weights;
+  outputs.left_stride = kTileKeys;
+  outputs.right = view.values;
+  outputs.ahead = ahead;
+  outputs.out = w.accumulators + std::int64_t{first_row} * w.padded_dim;
+  outputs.out_stride = outputs.row_words = w.padded_dim;
+  outputs.factor = factors;
+  product<kPairs, true>(outputs, rows, from / kGroupTokens, (to + kGroupTokens - 1) / kGroupTokens);
 }
 
 template <bool kPairs>
-void attend_all_rows(const Work& w, int first_row, int rows, int tile) {
-  for (int done = 0; done < rows; done += kBlockRows)
-    attend_rows<kPairs>(w, first_row + done, rows - done < kBlockRows ? rows - done : kBlockRows, tile);
+void attend_all_rows(const Work& w, const TileView& view, const float* const* ahead, int first_row, int rows, int tile) {
+  for (int done = 0; done < rows; done += kBlockRows, ahead = nullptr)
+    attend_rows<kPairs>(w, view, ahead, first_row + done, rows - done < kBlockRows ? rows - done : kBlockRows, tile);
 }
 
 // A weight of zero does not hide a value that is infinite or NaN, so each query is given its visible values only.
 template <bool kPairs>
-void attend_one_by_one(const Work& w, const TileRows& rows, int tile, int begin, int end) {
+void attend_one_by_one(const Work& w, const char* const* groups, TileView* view, int tile, int from, int to) {
   for (int query = 0; query < w.span->num_queries; ++query) {
-    TileRows visible = rows;
-    for (int i = begin; i < end; ++i) {
-      if (tile + i < visible_begin(w, query) || tile + i >= visible_end(w, query))
-        visible.values[i] = reinterpret_cast<const char*>(kZeros);
-    }
-    pack_tile_values<kPairs>(w, visible, Prefetch{}, begin, end);
-    attend_all_rows<kPairs>(w, query * w.group, w.group, tile);
+    int begin = visible_begin(w, query) - tile, end = visible_end(w, query) - tile;
+    if (begin < from) begin = from;
+    if (end > to) end = to;
+    if (begin >= end) continue;
+    view_tile<kPairs>(w, groups, tile, begin, end, true, view);
+    attend_all_rows<kPairs>(w, *view, nullptr, query * w.group, w.group, tile);
   }
 }
 
-// All queries take in keys from..to of a tile, whose rows are given; asks for the `next` rows meanwhile.
+// All queries take in keys from..to of a tile.
 template <bool kPairs>
-void attend_tile(const Work& w, const TileRows& rows, Prefetch next, int tile, int from, int to) {
-  constexpr int kWordKeys = kPairs ? 2 : 1;
-  const int begin = from / kKeyStep * kKeyStep, end = (to + kKeyStep - 1) / kKeyStep * kKeyStep;
-  pack_tile_keys<kPairs>(w, rows, {rows.values, end}, begin, end);
-  pack_tile_values<kPairs>(w, rows, next, begin, end);
-  const bool masked = visible_end(w, 0) < tile + to || visible_begin(w, w.span->num_queries - 1) > tile + from;
-  if (masked && !all_finite<kPairs>(w.values + std::int64_t{begin / kWordKeys} * w.padded_dim,
-                                    std::int64_t{(end - begin) / kWordKeys} * w.padded_dim))
-    attend_one_by_one<kPairs>(w, rows, tile, begin, end);
+void attend_tile(const Work& w, const char* const* groups, const float* const* ahead, int tile, int from, int to) {
+  TileView view;
+  view_tile<kPairs>(w, groups, tile, from, to, false, &view);
+  bool finite = true;
+  if (visible_end(w, 0) < tile + to || visible_begin(w, w.span->num_queries - 1) > tile + from) {
+    for (int g = from / kGroupTokens; finite && g * kGroupTokens < to; ++g)
+      finite = all_finite<kPairs>(view.values[g], w.value_words);
+  }
+  if (finite)
+    attend_all_rows<kPairs>(w, view, ahead, 0, w.rows, tile);
   else
-    attend_all_rows<kPairs>(w, 0, w.rows, tile);
+    attend_one_by_one<kPairs>(w, groups, &view, tile, from, to);
 }
 
-// The keys of one split; leaves highest, sums and accumulators. Rows up to position `limit` may be prefetched.
+// The keys of one split; leaves highest, sums and accumulators. Positions up to `limit` may be prefetched.
 template <bool kPairs>
 void run_split(const Work& w, int split, int limit) {
   for (int i = 0; i < w.rows + kPadRows; ++i) w.highest[i] = kLowest;
@@ -226,16 +124,13 @@ void run_split(const Work& w, int split, int limit) {
   const int begin = first_key > split * kSplitKeys ? first_key : split * kSplitKeys;
   const int end = last_key < (split + 1) * kSplitKeys ? last_key : (split + 1) * kSplitKeys;
   if (begin >= end) return;
-  TileRows both[2];
+  const char* both[2][kTileGroups];
+  const float* ahead[kTileGroups + 1] = {};
   int tile = begin / kTileKeys * kTileKeys;
-  locate(w, tile, begin - tile, clamp_to_tile(end - tile), &both[0]);
-  const Prefetch first = {both[0].keys, clamp_to_tile(end - tile)};
-  for (int i = begin - tile; i < kFirstRows; ++i) first.row(i, row_bytes(w));
+  if (w.grouped) locate_groups(w, w.kv_head, tile, begin - tile, clamp_to_tile(end - tile), both[0]);
   for (int current = 0; tile < end; tile += kTileKeys, current ^= 1) {
-    TileRows& next = both[current ^ 1];
-    const int num_next = clamp_to_tile(limit - tile - kTileKeys);
-    if (num_next > 0) locate(w, tile + kTileKeys, 0, num_next, &next);
-    attend_tile<kPairs>(w, both[current], {next.keys, num_next}, tile, clamp_to_tile(begin - tile),
+    const bool known = look_ahead(w, tile + kTileKeys, limit, both[current ^ 1], ahead);
+    attend_tile<kPairs>(w, both[current], known ? ahead : nullptr, tile, clamp_to_tile(begin - tile),
                         clamp_to_tile(end - tile));
   }
 }
@@ -270,15 +165,15 @@ void merge(const Partial& total, const float* values, float highest, float sum) 
 }
 
 // Divides and rounds a row's total.
-void finish(const Work& w, int row, const Partial& total) {
+void finish(const Work& w, int row, const float* values, float sum) {
   const bool narrow = w.args->compute == DType::bf16;
   const std::int64_t at = (w.span->first_row + row / w.group) * w.args->out_stride +
                           std::int64_t{w.kv_head * w.group + row % w.group} * w.head_dim;
   char* out = static_cast<char*>(w.args->out) + at * (narrow ? 2 : 4);
-  const Vec inverse = broadcast(1.0f / total.sum());
+  const Vec inverse = broadcast(1.0f / sum);
   for (int d = 0; d < w.head_dim; d += kLanes) {
     // Keys of weight zero leave the sign of a zero open: + 0 settles it.
-    const Vec result = load(total.values + d) * inverse + Vec{};
+    const Vec result = load(values + d) * inverse + Vec{};
     float some[kLanes];
     if (narrow)
       store_bf16(reinterpret_cast<bf16*>(some), result);
@@ -289,11 +184,14 @@ void finish(const Work& w, int row, const Partial& total) {
   }
 }
 
+const float* accumulator(const Work& w, int row) { return w.accumulators + std::int64_t{row} * w.padded_dim; }
+
+float row_sum(const Work& w, int row) { return sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes)); }
+
 // Partial results hold padded_dim floats, maximum and sum; rows of `partials` are unaligned.
 void merge_rows(const Work& w) {
   for (int row = 0; row < w.rows; ++row)
-    merge(row_of(w.totals, row, w.padded_dim), w.accumulators + std::int64_t{row} * w.padded_dim, w.highest[row],
-          sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes)));
+    merge(row_of(w.totals, row, w.padded_dim), accumulator(w, row), w.highest[row], row_sum(w, row));
 }
 
 }  // namespace
@@ -301,26 +199,35 @@ void merge_rows(const Work& w) {
 void attention(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, Scratch scratch) {
   const Work w = make_work(args, span, kv_head, scratch.data);
   load_queries(w);
-  for (int row = 0; row < w.rows; ++row) clear(row_of(w.totals, row, w.padded_dim));
   const int last_key = visible_end(w, span.num_queries - 1);
-  for (int split = visible_begin(w, 0) / kSplitKeys; split * kSplitKeys < last_key; ++split) {
+  int split = visible_begin(w, 0) / kSplitKeys;
+  if (last_key <= (split + 1) * kSplitKeys) {
+    // Merged with nothing, a single split would be what it is.
+    run_split(w, split, last_key);
+    for (int row = 0; row < w.rows; ++row) finish(w, row, accumulator(w, row), row_sum(w, row));
+    return;
+  }
+  for (int row = 0; row < w.rows; ++row) clear(row_of(w.totals, row, w.padded_dim));
+  for (; split * kSplitKeys < last_key; ++split) {
     run_split(w, split, last_key);
     merge_rows(w);
   }
-  for (int row = 0; row < w.rows; ++row) finish(w, row, row_of(w.totals, row, w.padded_dim));
+  for (int row = 0; row < w.rows; ++row) {
+    const Partial total = row_of(w.totals, row, w.padded_dim);
+    finish(w, row, total.values, total.sum());
+  }
 }
 
 void attention_split(const AttentionArgs& args, const AttentionSpan& span, std::int32_t kv_head, std::int32_t split,
                      float* partial, Scratch scratch) {
   const Work w = make_work(args, span, kv_head, scratch.data);
   load_queries(w);
-  const int last_key = visible_end(w, span.num_queries - 1), split_end = (split + 1) * kSplitKeys;
-  run_split(w, split, last_key < split_end ? last_key : split_end);
+  run_split(w, split, visible_end(w, span.num_queries - 1));
   for (int row = 0; row < w.rows; ++row) {
     const Partial out = row_of(partial, row, w.padded_dim);
-    std::memcpy(out.values, w.accumulators + std::int64_t{row} * w.padded_dim, sizeof(float) * w.padded_dim);
+    std::memcpy(out.values, accumulator(w, row), sizeof(float) * w.padded_dim);
     out.highest() = w.highest[row];
-    out.sum() = sum_of_lanes(load(w.sums + std::int64_t{row} * kLanes));
+    out.sum() = row_sum(w, row);
   }
 }
 
@@ -333,7 +240,7 @@ void merge_splits(const AttentionArgs& args, const AttentionSpan& span, std::int
     const float* part = partials + std::int64_t{row} * (w.padded_dim + 2);
     for (int split = 0; split < num_splits; ++split, part += std::int64_t{w.rows} * (w.padded_dim + 2))
       merge(total, part, part[w.padded_dim], part[w.padded_dim + 1]);
-    finish(w, row, total);
+    finish(w, row, total.values, total.sum());
   }
 }
 

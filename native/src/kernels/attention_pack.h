@@ -1,11 +1,8 @@
-// Packing of the keys and values of an attention tile, from rows of the cache to what the products of
-// attention_tile.h read:
-//   keys    [words of a head][kTileKeys]                 a word is a float, or two neighbouring components
-//   values  [kTileKeys (/ 2)][head_dim, padded]          a word is a float, or two neighbouring keys' component
-// Rows that must not be read point to zeros, so nothing here has to know which they are.
+// Packing of the keys and values of an attention tile into groups that the products of attention_product.h read, where
+// the cache holds rows (cache_layout.h says when), words of another kind, or values that a query must not see.
 #pragma once
 
-#include "attention_tile.h"
+#include "attention_product.h"
 
 namespace evensong {
 namespace EV_ISA {
@@ -90,22 +87,11 @@ static inline void transpose(Vec* rows) {
 #endif
 }
 
-// Rows that will be read soon, to be asked for one by one while others are packed.
-struct Prefetch {
-  const char* const* rows;
-  int count;
-  __attribute__((always_inline)) void row(int i, int bytes) const {
-    if (i >= count) return;
-    for (int byte = 0; byte < bytes; byte += 64) prefetch(rows[i] + byte);
-  }
-};
-
-// Keys begin..end, multiples of kKeyStep, of `depth` words each; asks for the rows `ahead` meanwhile.
+// Keys begin..end, multiples of kLanes, of `depth` words each.
 template <bool kWiden>
-static void pack_keys(const char* const* rows, Prefetch ahead, int begin, int end, int depth, int row_bytes,
-                      float* out) {
+static void pack_keys(const char* const* rows, int begin, int end, int depth, float* groups) {
   for (int key = begin; key < end; key += kLanes) {
-    for (int i = 0; i < kLanes; ++i) ahead.row(key + i, row_bytes);
+    float* out = groups + key / kGroupTokens * kGroupTokens * depth + key % kGroupTokens;
     int first = 0;
     for (; first + kLanes <= depth; first += kLanes) {
       Vec block[kLanes];
@@ -113,13 +99,13 @@ static void pack_keys(const char* const* rows, Prefetch ahead, int begin, int en
       for (int i = 0; i < kLanes; ++i) block[i] = load_words<kWiden>(rows[key + i], first, kLanes);
       transpose(block);
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) store(out + (first + i) * kTileKeys + key, block[i]);
+      for (int i = 0; i < kLanes; ++i) store(out + (first + i) * kGroupTokens, block[i]);
     }
     if (first < depth) {
       Vec block[kLanes];
       for (int i = 0; i < kLanes; ++i) block[i] = load_words<kWiden>(rows[key + i], first, depth - first);
       transpose(block);
-      for (int i = 0; first + i < depth; ++i) store(out + (first + i) * kTileKeys + key, block[i]);
+      for (int i = 0; first + i < depth; ++i) store(out + (first + i) * kGroupTokens, block[i]);
     }
   }
 }
@@ -151,14 +137,12 @@ static inline int pair_whole_vectors(const char* even, const char* odd, int head
   return d;
 }
 
-// Values of keys begin..end, multiples of kKeyStep, `padded` words a row; asks for the rows `ahead` meanwhile.
+// Values of keys begin..end, even numbers, `padded` words a row.
 template <bool kPairs, bool kWiden>
-static void pack_values(const char* const* rows, Prefetch ahead, int begin, int end, int head_dim, int padded,
-                        int row_bytes, float* out) {
+static void pack_values(const char* const* rows, int begin, int end, int head_dim, int padded, float* out) {
   constexpr int kStep = kPairs ? 2 : 1;
   out += (begin / kStep) * padded;
   for (int key = begin; key < end; key += kStep, out += padded) {
-    for (int i = 0; i < kStep; ++i) ahead.row(key + i, row_bytes);
     int d = 0;
     if constexpr (kPairs) {
       d = pair_whole_vectors(rows[key], rows[key + 1], head_dim, out);
@@ -169,6 +153,60 @@ static void pack_values(const char* const* rows, Prefetch ahead, int begin, int 
       for (; d + kLanes <= head_dim; d += kLanes) store(out + d, load_words<kWiden>(rows[key], d, kLanes));
       if (d < head_dim) store(out + d, load_words<kWiden>(rows[key], d, head_dim - d));
     }
+  }
+}
+
+// What a cache of bf16 holds in a vector of words or, where it is not paired, of single elements.
+#if defined(EV_AVX512_BF16)
+constexpr bool kCachePairs = true;
+#else
+constexpr bool kCachePairs = false;
+#endif
+
+// A group's keys, from bf16 in the cache to [head_dim][16] floats.
+static void widen_keys(const char* group, int head_dim, float* out) {
+  if constexpr (kCachePairs) {
+    for (int d = 0; d < head_dim; d += 2, group += 4 * kGroupTokens, out += 2 * kGroupTokens) {
+      const IntVec pairs = bits(load(reinterpret_cast<const float*>(group)));
+      store(out, from_bits(pairs << 16));
+      store(out + kGroupTokens, from_bits(pairs & set1i(-0x10000)));
+    }
+  } else {
+    const bf16* from = reinterpret_cast<const bf16*>(group);
+    for (int i = 0; i < head_dim * kGroupTokens; i += kLanes) store(out + i, load_bf16(from + i));
+  }
+}
+
+// A group's values, from bf16 in the cache to [16][head_dim] floats: those of tokens begin..end, else zeros.
+static void widen_values(const char* group, int head_dim, int begin, int end, float* out) {
+  const bf16* from = reinterpret_cast<const bf16*>(group);
+  std::memset(out, 0, sizeof(float) * begin * head_dim);
+  std::memset(out + end * head_dim, 0, sizeof(float) * (kGroupTokens - end) * head_dim);
+  for (int token = begin; token < end; ++token) {
+    float* to = out + token * head_dim;
+    if constexpr (kCachePairs) {
+      const float* pairs = reinterpret_cast<const float*>(from) + token / 2 * head_dim;
+      for (int d = 0; d < head_dim; d += kLanes) {
+        const IntVec pair = bits(load(pairs + d));
+        store(to + d, from_bits(token % 2 == 0 ? pair << 16 : pair & set1i(-0x10000)));
+      }
+    } else {
+      for (int d = 0; d < head_dim; d += kLanes) store(to + d, load_bf16(from + token * head_dim + d));
+    }
+  }
+}
+
+// A group's values as they are: those of tokens begin..end, else zeros.
+template <bool kPairs>
+static void copy_values(const float* group, int head_dim, int begin, int end, float* out) {
+  constexpr int kStep = kPairs ? 2 : 1;
+  for (int token = 0; token < kGroupTokens; token += kStep, group += head_dim, out += head_dim) {
+    std::int32_t mask = token >= begin && token < end ? -1 : 0;
+    if constexpr (kPairs) {
+      const bool second = token + 1 >= begin && token + 1 < end;
+      mask = (mask & 0xffff) | (second ? -0x10000 : 0);
+    }
+    for (int d = 0; d < head_dim; d += kLanes) store(out + d, from_bits(bits(load(group + d)) & set1i(mask)));
   }
 }
 

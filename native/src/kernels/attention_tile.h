@@ -1,13 +1,13 @@
-// The arithmetic of one attention tile: two matrix products with the softmax between them.
+// The arithmetic of one attention tile: the softmax between two matrix products, which attention_product.h has.
 //
-// Everything is kept in words of four bytes: a float, or (kPairs) two neighbouring bf16 elements of a chain. So one
-// product serves scores (query words x key words) and outputs (weight words x value words) in both modes.
+// Everything is kept in words of four bytes: a float, or (kPairs) two neighbouring bf16 elements of a chain.
 //
 // Each score is one chain over head_dim, each output one chain over the tile's keys, each lane of a sum one chain over
 // the keys of that lane. Keys that a query does not see have weight zero and add exactly nothing to any of them, so how
 // many of them are computed along does not matter.
 #pragma once
 
+#include "../cache_layout.h"
 #include "vec.h"
 
 namespace evensong {
@@ -22,16 +22,8 @@ constexpr int kBlockRows = 12;
 constexpr float kLowest = -3.402823466e38f;
 constexpr float kLog2E = 1.44269504088896341f;
 
-#if defined(EV_AVX512) || defined(EV_AVX512_BF16)
-constexpr int kProductRows = 6;  // 6 x 4 sums, 4 operands and a broadcast: 29 of 32 registers
-constexpr int kProductVecs = 4;
-#elif defined(EV_AVX2)
-constexpr int kProductRows = 6;  // 6 x 2 sums, 2 operands and a broadcast: 15 of 16 registers
-constexpr int kProductVecs = 2;
-#else
-constexpr int kProductRows = 3;  // a vector is two registers here
-constexpr int kProductVecs = 2;
-#endif
+constexpr int kGroupVecs = kGroupTokens / kLanes;
+constexpr int kTileGroups = kTileKeys / kGroupTokens;
 
 // sum + word * words, in all lanes.
 template <bool kPairs>
@@ -51,113 +43,6 @@ static inline Vec broadcast(float word) {
 #else
   return Vec{word, word, word, word, word, word, word, word};
 #endif
-}
-
-// The operands of a product: out[i][j] = factor[i] * out[i][j] + sum over k of left[i][k] * right[k][j], in order of k.
-// Strides are in words.
-struct Product {
-  const float* left;
-  std::int64_t left_stride;
-  const float* right;
-  std::int64_t right_stride;
-  int depth;
-  const float* factor;  // nullptr: `out` is not read and counts as zero
-  float* out;
-  std::int64_t out_stride;
-
-  Product from_row(int row) const {
-    Product p = *this;
-    p.left += row * left_stride;
-    p.out += row * out_stride;
-    if (factor != nullptr) p.factor += row;
-    return p;
-  }
-  Product from_column(int column) const {
-    Product p = *this;
-    p.right += column;
-    p.out += column;
-    return p;
-  }
-};
-
-template <bool kPairs, int kRows, int kVecs>
-static void product_block(const Product& p) {
-  Vec sum[kRows][kVecs];
-  const float* left = p.left;
-  const float* right = p.right;
-  const std::int64_t left_stride = p.left_stride, right_stride = p.right_stride, out_stride = p.out_stride;
-  float* out = p.out;
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) sum[i][j] = Vec{};
-  }
-  if (p.factor != nullptr) {
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i, out += out_stride) {
-#pragma GCC unroll 8
-      for (int j = 0; j < kVecs; ++j) sum[i][j] = load(out + j * kLanes) * broadcast(p.factor[i]);
-    }
-    out = p.out;
-  }
-  for (const float* end = left + p.depth; left < end; ++left, right += right_stride) {
-    Vec operand[kVecs];
-#pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) operand[j] = load(right + j * kLanes);
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) {
-      const Vec word = broadcast(left[i * left_stride]);
-#pragma GCC unroll 8
-      for (int j = 0; j < kVecs; ++j) sum[i][j] = multiply_add<kPairs>(sum[i][j], word, operand[j]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i, out += out_stride) {
-#pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) store(out + j * kLanes, sum[i][j]);
-    __asm__ volatile("" : "+r"(out));  // one pointer that moves on: one for each row would not fit the registers
-  }
-}
-
-template <bool kPairs, int kRows>
-static inline void product_columns(const Product& p, int columns) {
-  constexpr int kWide = kProductVecs * kLanes;
-  int j = 0;
-  for (; j + kWide <= columns; j += kWide) product_block<kPairs, kRows, kProductVecs>(p.from_column(j));
-  if constexpr (kProductVecs > 2) {
-    for (; j + 2 * kLanes <= columns; j += 2 * kLanes) product_block<kPairs, kRows, 2>(p.from_column(j));
-  }
-  for (; j < columns; j += kLanes) product_block<kPairs, kRows, 1>(p.from_column(j));
-}
-
-// The whole product; `columns` is a multiple of kLanes.
-template <bool kPairs>
-static void product(const Product& whole, int rows, int columns) {
-  for (int done = 0; done < rows;) {
-    const int left = rows - done;
-    // Two halves rather than a full block and a small rest.
-    int count = left;
-    if (left > kProductRows) count = left < 2 * kProductRows ? (left + 1) / 2 : kProductRows;
-    const Product p = whole.from_row(done);
-    switch (count) {
-      case 1:
-        product_columns<kPairs, 1>(p, columns);
-        break;
-      case 2:
-        product_columns<kPairs, 2>(p, columns);
-        break;
-      case 3:
-        product_columns<kPairs, 3>(p, columns);
-        break;
-      default:
-        if constexpr (kProductRows > 3) {
-          if (count == 4) product_columns<kPairs, 4>(p, columns);
-          if (count == 5) product_columns<kPairs, 5>(p, columns);
-          if (count == 6) product_columns<kPairs, 6>(p, columns);
-        }
-    }
-    done += count;
-  }
 }
 
 // 2^x for x <= 0 or just above; 0 below -200 (also for -inf), NaN stays one. kRough: good to 3e-6, for bf16 weights;

@@ -2,6 +2,7 @@
 //
 // Elementwise parts are plain loops: each operation is rounded by itself (no contraction, see CMakeLists.txt), so code
 // for vectors and for what is left of them agrees. Sums run over fixed lanes, the rest of a row padded with zeros.
+#include "../cache_layout.h"
 #include "ops.h"
 
 namespace evensong {
@@ -51,9 +52,100 @@ void rotate(const RopeArgs& args, const float* head, std::int64_t position, floa
   const int half = args.rotary_dim / 2;
   const float* cos = args.cos + position * half;
   const float* sin = args.sin + position * half;
-  for (int i = 0; i < half; ++i) out[i] = head[i] * cos[i] - head[half + i] * sin[i];
-  for (int i = 0; i < half; ++i) out[half + i] = head[half + i] * cos[i] + head[i] * sin[i];
-  for (int i = args.rotary_dim; i < args.head_dim; ++i) out[i] = head[i];
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Vec first = load(head + i), second = load(head + half + i), c = load(cos + i), s = load(sin + i);
+    store(out + i, first * c - second * s);
+    store(out + half + i, second * c + first * s);
+  }
+  for (; i < half; ++i) {
+    out[i] = head[i] * cos[i] - head[half + i] * sin[i];
+    out[half + i] = head[half + i] * cos[i] + head[i] * sin[i];
+  }
+  for (i = args.rotary_dim; i < args.head_dim; ++i) out[i] = head[i];
+}
+
+// Where a slot's keys and values go. Divisions are slow, so this is found once for all heads.
+struct Place {
+  std::int64_t first;   // element of the cache at which the keys of head 0 (grouped: of its group) begin
+  std::int64_t stride;  // from there to the next head
+  std::int64_t values;  // from a head's keys (grouped: its group's) to its values
+  int token;            // of the group
+  bool grouped, paired;
+};
+
+Place find_place(const RopeArgs& args, std::int64_t slot) {
+  Place place = {};
+  const std::int64_t dim = args.head_dim, row_width = 2 * args.num_kv_heads * dim;
+  place.grouped = cache_is_grouped(args.block_size, args.head_dim);
+  if (!place.grouped) {
+    place.first = slot * row_width;
+    place.stride = dim;
+    place.values = args.num_kv_heads * dim;
+    return place;
+  }
+#if defined(EV_AVX512_BF16)
+  place.paired = args.cache_type == DType::bf16;
+#endif
+  const std::int64_t block = slot / args.block_size;
+  const int in_block = static_cast<int>(slot - block * args.block_size);
+  place.first = block * args.block_size * row_width +
+                group_begin(args.block_size, args.head_dim, 0, in_block / kGroupTokens);
+  place.stride = group_begin(args.block_size, args.head_dim, 1, 0);
+  place.values = kGroupTokens * dim;
+  place.token = in_block % kGroupTokens;
+  return place;
+}
+
+// `count` elements, `stride` elements apart.
+template <typename T>
+void scatter(const T* x, int count, T* out, int stride) {
+  for (int i = 0; i < count; ++i) out[i * stride] = x[i];
+}
+
+// Asks for the lines that a grouped slot's keys and values are spread over, to be written.
+__attribute__((always_inline)) inline void prefetch_place(const RopeArgs& args, const Place& place) {
+  if (!place.grouped) return;
+  const std::int64_t element = args.cache_type == DType::f32 ? 4 : 2;
+  const std::int64_t key_bytes = kGroupTokens * element * args.head_dim;
+  const std::int64_t row_bytes = args.head_dim * element * (place.paired ? 2 : 1);
+  const char* keys = static_cast<const char*>(args.cache) + place.first * element;
+  for (int i = 0; i < args.num_kv_heads; ++i, keys += place.stride * element) {
+    for (std::int64_t at = 0; at < key_bytes; at += 64) __builtin_prefetch(keys + at, 1, 3);
+    const char* row = keys + key_bytes + place.token / (place.paired ? 2 : 1) * row_bytes;
+    for (std::int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(row + at, 1, 3);
+  }
+}
+
+void store_key(const RopeArgs& args, const Place& place, int kv_head, const float* key) {
+  const int dim = args.head_dim;
+  std::int64_t at = place.first + kv_head * place.stride;
+  if (!place.grouped) return store_as(args.cache_type, args.cache, at, key, dim);
+  at += key_element(place.paired, place.token, 0);
+  if (args.cache_type == DType::f32) return scatter(key, dim, static_cast<float*>(args.cache) + at, kGroupTokens);
+  alignas(64) bf16 narrow[kMaxHeadDim];
+  convert(key, dim, narrow);
+  bf16* out = static_cast<bf16*>(args.cache) + at;
+  if (!place.paired) return scatter(narrow, dim, out, kGroupTokens);
+  for (int d = 0; d < dim; d += 2) std::memcpy(out + d * kGroupTokens, narrow + d, 4);
+}
+
+void store_value(const RopeArgs& args, const Place& place, int kv_head, const float* value) {
+  const int dim = args.head_dim;
+  std::int64_t at = place.first + kv_head * place.stride + place.values;
+  if (place.grouped) at += value_element(place.paired, dim, place.token, 0);
+  if (!place.paired) return store_as(args.cache_type, args.cache, at, value, dim);
+#if defined(EV_AVX512_BF16)
+  // `out` is this token's half of the first word. The other halves belong to another token, whose row another thread
+  // may be writing just now: they must not be read and written back.
+  bf16* out = static_cast<bf16*>(args.cache) + at;
+  for (int d = 0; d < dim; d += kLanes) {
+    alignas(32) bf16 narrow[kLanes];
+    store_bf16(narrow, load(value + d));
+    const __m512i words = _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(narrow)));
+    _mm512_mask_storeu_epi16(out + 2 * d, 0x55555555u, words);
+  }
+#endif
 }
 
 }  // namespace
@@ -77,10 +169,11 @@ void add_rms_norm(float* x, const float* y, const float* weight, float eps, std:
 }
 
 void rope(const RopeArgs& args, std::int64_t row, std::int64_t position, std::int64_t slot) {
-  const std::int64_t dim = args.head_dim;
-  const std::int64_t row_width = 2 * args.num_kv_heads * dim;
+  const int dim = args.head_dim;
+  const Place place = find_place(args, slot);
+  prefetch_place(args, place);
   const float* head = args.qkv + row * args.qkv_stride;
-  float normed[kMaxHeadDim], rotated[kMaxHeadDim];
+  alignas(64) float normed[kMaxHeadDim], rotated[kMaxHeadDim];
   for (int i = 0; i < args.num_heads + args.num_kv_heads; ++i, head += dim) {
     const float* from = head;
     if (args.qk_norm != nullptr) {
@@ -91,9 +184,9 @@ void rope(const RopeArgs& args, std::int64_t row, std::int64_t position, std::in
     if (i < args.num_heads)
       store_as(args.query_type, args.query, row * args.query_stride + i * dim, rotated, dim);
     else
-      store_as(args.cache_type, args.cache, slot * row_width + (i - args.num_heads) * dim, rotated, dim);
+      store_key(args, place, i - args.num_heads, rotated);
   }
-  store_as(args.cache_type, args.cache, slot * row_width + args.num_kv_heads * dim, head, args.num_kv_heads * dim);
+  for (int i = 0; i < args.num_kv_heads; ++i, head += dim) store_value(args, place, i, head);
 }
 
 void convert(const float* x, std::int64_t size, bf16* out) {

@@ -50,9 +50,17 @@ static inline Vec from_bits(IntVec v) { return reinterpret_cast<Vec>(v); }
 // mask lanes are 0 or -1, as comparisons give them.
 static inline Vec select(IntVec mask, Vec yes, Vec no) { return from_bits((bits(yes) & mask) | (bits(no) & ~mask)); }
 
-// The second where either is NaN, as the instruction does.
+// The second where either is NaN, or both are zero: as the instruction does, which gcc does not find by itself.
+#if defined(EV_AVX512) || defined(EV_AVX512_BF16)
+static inline Vec max(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline Vec min(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(EV_AVX2)
+static inline Vec max(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline Vec min(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 static inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }
 static inline Vec min(Vec a, Vec b) { return select(a < b, a, b); }
+#endif
 
 // a * b + c, rounded once where the instruction set has it.
 static inline Vec fma(Vec a, Vec b, Vec c) {

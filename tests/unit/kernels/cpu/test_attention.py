@@ -61,8 +61,11 @@ class World:
         table = np.random.default_rng(block_size).permutation(2 * count)[:count].astype(np.int32)
         filled = np.full((2 * count * block_size, self.kv.shape[1]), fill, np.float32)
         cache = filled if self.mode == "float32" else round_bf16(filled)
+        dtype = "float32" if self.mode == "float32" else "bfloat16"
+        places = _native.cache_places(block_size, *self.shape[1:], self.isa, dtype)
         positions = np.arange(self.length)
-        cache[table[positions // block_size] * block_size + positions % block_size] = self.kv
+        blocks = cache.reshape(2 * count, -1)
+        blocks[table[positions // block_size, None], places[positions % block_size]] = self.kv
         return cache, table
 
     def run(
@@ -139,8 +142,27 @@ def test_spans_of_any_size_give_the_same_bits(isa: str, mode: str, shape: tuple[
 def test_block_size_and_place_do_not_matter(isa: str, mode: str, window: int) -> None:
     world = World(isa, mode, (6, 2, 64), 530)
     whole = world.run([0, 530], window=window)
-    for block_size in (1, 5, 48, 512):
+    for block_size in (1, 5, 24, 32, 48, 512):
         assert same(whole, world.run([0, 400, 529, 530], block_size, window=window))
+
+
+@each_mode
+@each_shape
+def test_rope_writes_what_attention_reads(isa: str, mode: str, shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, dim = shape
+    world = World(isa, mode, shape, 150)
+    qkv = np.concatenate([widen(world.query), widen(world.kv)], axis=1)
+    still = np.ones((150, dim // 2), np.float32), np.zeros((150, dim // 2), np.float32)
+    positions = np.arange(150)
+    expected = world.run([0, 150], 1)
+    for block_size in (1, 5, 16, 24, 32, 48, 512):
+        cache, table = world.store(block_size, fill=np.nan)
+        slots = table[positions // block_size] * np.int64(block_size) + positions % block_size
+        cache[:] = np.nan if mode == "float32" else 0x7FC0
+        query_dtype = "bfloat16" if mode == "bfloat16" else "float32"
+        query = _native.rope(qkv, positions, slots, *still, cache, *shape, block_size, isa, query_dtype)
+        assert same(query, world.query)
+        assert same(expected, world.run([0, 80, 149, 150], block_size, (cache, table)))
 
 
 @each_mode
@@ -269,6 +291,7 @@ def test_bad_arguments_are_refused() -> None:
         {"query": query.astype(np.uint16)},  # a float32 cache
         {"cache": cache[:, :64].copy()},
         {"cache": cache[:10].copy()},
+        {"cache": cache[:15].copy()},  # keys are visible up to position 13, but blocks are whole
         {"spans": [(1, 4, 10, table)]},
         {"spans": [(-1, 2, 10, table)]},
         {"spans": [(0, 0, 10, table)]},

@@ -55,22 +55,28 @@ def test_add_rms_norm_adds_the_norm(isa: str, size: int) -> None:
 
 
 class Rope:
-    """Arguments of a call: 6 rows, 4 heads, 2 kv heads, 40 slots."""
+    """Arguments of a call: 6 rows, 4 heads, 2 kv heads, 48 slots."""
 
-    def __init__(self, head_dim: int, rotary_dim: int, cache_dtype: type) -> None:
-        self.head_dim, self.half = head_dim, rotary_dim // 2
+    def __init__(self, head_dim: int, rotary_dim: int, cache_dtype: type, block_size: int = 1) -> None:
+        self.head_dim, self.half, self.block_size = head_dim, rotary_dim // 2, block_size
         self.qkv = noise(6, 8 * head_dim)
         angles = np.outer(np.arange(50), 100.0 ** -(np.arange(self.half) / self.half))
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         self.positions = np.array([0, 1, 49, 7, 7, 30], np.int64)
         self.slots = np.array([39, 0, 5, 6, 20, 11], np.int64)
-        self.cache = np.full((40, 4 * head_dim), 7, cache_dtype)
+        self.cache = np.full((48, 4 * head_dim), 7, cache_dtype)
 
     def run(self, isa: str, dtype: str = "float32", **options: Any) -> Array:
         tables = (self.positions, self.slots, self.cos, self.sin, self.cache)
-        query = _native.rope(self.qkv, *tables, 4, 2, self.head_dim, isa, dtype, **options)
+        query = _native.rope(self.qkv, *tables, 4, 2, self.head_dim, self.block_size, isa, dtype, **options)
         assert isinstance(query, np.ndarray)
         return query
+
+    def rows(self, isa: str) -> Array:
+        """The cache as a row for each slot: the keys of all heads, then their values."""
+        dtype = "float32" if self.cache.dtype == np.float32 else "bfloat16"
+        places = _native.cache_places(self.block_size, 2, self.head_dim, isa, dtype)
+        return self.cache.reshape(-1, places.size)[:, places].reshape(self.cache.shape)
 
     def expected(self, rows: slice = slice(None)) -> Array:
         """[rows, 8, head_dim] in float64."""
@@ -96,6 +102,43 @@ def test_rope_close_to_float64(isa: str, head_dim: int, rotary_dim: int) -> None
     narrow = Rope(head_dim, rotary_dim, np.uint16)
     assert (narrow.run(isa, "bfloat16") == round_bf16(query)).all()
     assert (narrow.cache[rope.slots] == round_bf16(rope.cache[rope.slots])).all()
+
+
+@each_isa
+@pytest.mark.parametrize("block_size", [1, 3, 16, 24, 48])
+@pytest.mark.parametrize("head_dim", [18, 64, 80, 256])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_blocks_of_any_size_hold_the_same_rows(isa: str, block_size: int, head_dim: int, dtype: type) -> None:
+    rope, plain = Rope(head_dim, head_dim, dtype, block_size), Rope(head_dim, head_dim, dtype)
+    for row in range(6):  # neighbouring tokens share words: each is written alone
+        part = Rope(head_dim, head_dim, dtype, block_size)
+        part.qkv, part.positions, part.slots = (x[row : row + 1] for x in (rope.qkv, rope.positions, rope.slots))
+        part.cache = rope.cache
+        part.run(isa)
+    plain.run(isa)
+    assert (rope.rows(isa) == plain.cache).all()
+
+
+@each_isa
+@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 64), (48, 80)])
+def test_grouped_blocks_lie_as_documented(isa: str, block_size: int, head_dim: int) -> None:
+    """cache_layout.h, in its own words."""
+    for dtype, pairs in (("float32", False), ("bfloat16", isa == "avx512_bf16")):
+        places = _native.cache_places(block_size, 2, head_dim, isa, dtype)
+        block = np.empty(places.size, np.int64)
+        block[places.ravel()] = np.arange(places.size)
+        rows = np.arange(places.size).reshape(block_size // 16, 16, 2, 2, head_dim)  # group, token, K/V, head, d
+        groups = block.reshape(2, block_size // 16, 2, 16 * head_dim)  # head, group, K/V
+        keys, values = (groups[:, :, part] for part in (0, 1))
+        expected = rows.transpose(2, 3, 0, 1, 4)  # K/V, head, group, token, d
+        if pairs:
+            keys = keys.reshape(2, -1, head_dim // 2, 16, 2).transpose(0, 1, 3, 2, 4).reshape(2, -1, 16, head_dim)
+            values = values.reshape(2, -1, 8, head_dim, 2).transpose(0, 1, 2, 4, 3).reshape(2, -1, 16, head_dim)
+        else:
+            keys = keys.reshape(2, -1, head_dim, 16).transpose(0, 1, 3, 2)
+            values = values.reshape(2, -1, 16, head_dim)
+        assert (keys == expected[0]).all()
+        assert (values == expected[1]).all()
 
 
 @each_isa
@@ -147,12 +190,14 @@ def test_bad_arguments_are_refused() -> None:
         ("qkv", noise(5, 8 * 64)),
         ("positions", np.array([0, 1, 50, 7, 7, 30], np.int64)),
         ("positions", np.array([0, 1, -1, 7, 7, 30], np.int64)),
-        ("slots", np.array([40, 0, 5, 6, 20, 11], np.int64)),
+        ("slots", np.array([48, 0, 5, 6, 20, 11], np.int64)),
         ("slots", np.array([-1, 0, 5, 6, 20, 11], np.int64)),
         ("slots", np.arange(5)),
         ("cos", noise(50, 31)),
-        ("cache", np.zeros((40, 100), np.float32)),
-        ("cache", np.zeros((40, 4 * 64), np.float64)),
+        ("cache", np.zeros((48, 100), np.float32)),
+        ("cache", np.zeros((48, 4 * 64), np.float64)),
+        ("block_size", 0),
+        ("block_size", 32),
         ("head_dim", 63),
         ("head_dim", 258),
     ],
