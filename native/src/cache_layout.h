@@ -1,8 +1,8 @@
 // Where the keys and values of a token lie inside a block of the cache. `rope` writes there, `attention` reads it.
 //
 // A block is block_size rows of 2 * num_kv_heads * head_dim elements of memory. Where block_size and head_dim are
-// multiples of 16 it is arranged as the products of attention want it, so that they read it in place: by kv head, then by
-// group of 16 tokens, and in each group first the keys and then the values,
+// multiples of 16 it is arranged as the products of attention want it, so that they read it in place: by kv head, then
+// by group of 16 tokens, and in each group first the keys and then the values,
 //   pairs:      keys [head_dim / 2][16 tokens][2],  values [8 pairs of tokens][head_dim][2]
 //   otherwise:  keys [head_dim][16 tokens],         values [16 tokens][head_dim]
 // `pairs` is Kernels::pairs with a bfloat16 cache. Other blocks hold a row for each token: the keys of all heads, then

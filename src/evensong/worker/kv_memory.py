@@ -27,6 +27,8 @@ class HostKV:
 
     The slots are those of the pool's blocks, and then of the blocks for probes.
 
+    Native kernels lay out a block in their own way (`native/src/cache_layout.h`), within the memory of its rows.
+
     bfloat16 is kept as its bits, in uint16. The i-th layers of all layer groups have the same array: what a block
     belongs to is its group's business.
 
