@@ -27,9 +27,13 @@ def build() -> None:
 
 
 def runtime() -> str:
-    """The sanitizer's library, which must be loaded before all others."""
-    found = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    return found.stdout.strip()
+    """What must be loaded before all else: the sanitizer, and the library whose exceptions it watches."""
+    names = ("libasan.so", "libstdc++.so")
+    found = [
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+        for name in names
+    ]
+    return ":".join(one.stdout.strip() for one in found)
 
 
 def main() -> int:

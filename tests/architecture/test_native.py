@@ -27,5 +27,7 @@ def test_kernels_share_no_inline_code_between_instruction_sets(path: Path) -> No
     text = (NATIVE / path).read_text()
     foreign = set(re.findall(r"#include <([^>]+)>", text)) - ALLOWED_IN_KERNELS
     assert not foreign, f"native/src/{path} includes {foreign}"
-    assert not re.search(r"\bstd::(?!u?int\d+_t|size_t|u?intptr_t|mem(cpy|set|move)\b)\w+", text), f"native/src/{path} uses std::"
+    assert not re.search(r"\bstd::(?!u?int\d+_t|size_t|u?intptr_t|mem(cpy|set|move)\b)\w+", text), (
+        f"native/src/{path} uses std::"
+    )
     assert "namespace EV_ISA {" in text, f"native/src/{path} stands outside the namespace of its build"
