@@ -1,5 +1,6 @@
 // Segments that know of sequences: rotary embedding with the cache, attention, sampling.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "program.h"
@@ -96,7 +97,9 @@ class Sampling : public Segment {
     const float* logits = logits_.row<float>(unit);
     const std::int64_t count = program_.limits().vocab_size;
     std::int64_t token = -1;
-    if (row.kind == static_cast<std::int32_t>(SampleKind::draw))
+    if (program_.best_logits.used)
+      token = best_token(unit);
+    else if (row.kind == static_cast<std::int32_t>(SampleKind::draw))
       token = program_.kernels().sample(logits, count, row.params, scratch).token;
     else if (row.kind == static_cast<std::int32_t>(SampleKind::given))
       token = row.token;
@@ -111,6 +114,18 @@ class Sampling : public Segment {
   }
 
  private:
+  // The lowest id of the largest logit; -1 where the kernel's `sample` says so.
+  std::int64_t best_token(std::int64_t row) const {
+    const BestLogits& best = program_.best_logits;
+    const float* values = best.values.data() + row * best.num_panels;
+    std::int64_t place = 0;
+    for (std::int64_t panel = 0; panel < best.num_panels; ++panel) {
+      if (std::isnan(values[panel])) return -1;
+      if (values[panel] > values[place]) place = panel;
+    }
+    return std::isfinite(values[place]) ? best.ids[static_cast<std::size_t>(row * best.num_panels + place)] : -1;
+  }
+
   Program& program_;
   const Buffer& logits_;
 };

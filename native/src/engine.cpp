@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace evensong {
@@ -37,9 +38,14 @@ class Engine::StepJob : public Job {
       if (units == 0) continue;
       current_ = &segment;
       ++next_;
+      ahead_ = next_reader_of_weights();
       return units;
     }
     return -1;
+  }
+
+  Ahead ahead(int thread) const override {
+    return ahead_ == nullptr ? Ahead{} : ahead_->ahead(*work_.step, thread, engine_.pool_threads_);
   }
 
   void run_unit(std::int64_t unit, int thread) override {
@@ -55,6 +61,15 @@ class Engine::StepJob : public Job {
   }
 
  private:
+  // Weights come from memory, and what lies between two products is short: memory would rest meanwhile.
+  const Segment* next_reader_of_weights() const {
+    for (std::size_t i = next_; i < std::min(next_ + kLookAhead, work_.last); ++i)
+      if (work_.program->segment(i).reads_weights()) return &work_.program->segment(i);
+    return nullptr;
+  }
+
+  static constexpr std::size_t kLookAhead = 3;
+
   void finish_phase() {
     if (engine_.progress_.ticks == nullptr) return;
     __atomic_fetch_add(engine_.progress_.ticks, 1, __ATOMIC_RELAXED);
@@ -65,6 +80,7 @@ class Engine::StepJob : public Job {
   Work& work_;
   std::size_t next_;
   Segment* current_ = nullptr;
+  const Segment* ahead_ = nullptr;
 };
 
 Engine::Engine(int threads) : pool_threads_(threads) {

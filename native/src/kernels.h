@@ -95,13 +95,16 @@ struct RopeArgs {
 
 // What one row asks of the sampler. Filters and noise are those of docs/sampling.md.
 struct SampleParams {
-  double temperature;  // 0: the largest logit, the lowest id on a tie
+  double temperature;  // below kGreedyBelow: the largest logit, the lowest id on a tie
   double top_p;        // 1: off
   double min_p;        // 0: off
   std::int64_t top_k;  // <= 0: off
   std::uint64_t seed;
   std::uint64_t position;  // index in prompt plus output of the token that is sampled
 };
+
+// Lower temperatures take the largest logit, as SamplingParams.greedy says.
+constexpr double kGreedyBelow = 1e-9;
 
 struct SampleResult {
   std::int64_t token;  // -1: a NaN or +inf stands in the row, or nothing but -inf

@@ -23,6 +23,7 @@ namespace {
 constexpr std::int64_t kSpinInStep = 60'000;
 constexpr std::int64_t kSpinBetweenSteps = 60'000;
 constexpr int kTurnsBetweenLooks = 32;
+constexpr std::size_t kLinesBetweenLooks = 4;
 
 std::int64_t now_ns() {
   timespec now{};
@@ -103,7 +104,7 @@ void Pool::run(Job& job) {
   begin_next_phase(phase_.load());
   for (std::uint32_t phase = phase_.load(); phase & 1; phase = phase_.load()) {
     take_units(0);
-    arrive_and_wait(phase);
+    arrive_and_wait(phase, 0);
   }
   // Not kept: it may hold on to what belongs to Python.
   if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
@@ -113,11 +114,11 @@ void Pool::follow(int me) {
   std::uint32_t phase = 0;
   while (!stop_.load()) {
     if ((phase & 1) == 0) {
-      phase = wait_beyond(phase, kSpinBetweenSteps);
+      phase = wait_beyond(phase, kSpinBetweenSteps, Ahead{});
       continue;
     }
     take_units(me);
-    arrive_and_wait(phase);
+    arrive_and_wait(phase, me);
     phase = phase_.load(std::memory_order_acquire);
   }
 }
@@ -139,12 +140,14 @@ void Pool::take_units(int me) {
   }
 }
 
-void Pool::arrive_and_wait(std::uint32_t phase) {
+void Pool::arrive_and_wait(std::uint32_t phase, int me) {
+  // Before it arrives: from then on the job may go on.
+  const Ahead ahead = job_->ahead(me);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
     arrived_.store(0, std::memory_order_relaxed);
     begin_next_phase(phase);
   } else {
-    wait_beyond(phase, kSpinInStep);
+    wait_beyond(phase, kSpinInStep, ahead);
   }
 }
 
@@ -170,7 +173,12 @@ void Pool::begin_next_phase(std::uint32_t phase) {
   if (sleepers_.load() > 0) wake_all(phase_);
 }
 
-std::uint32_t Pool::wait_beyond(std::uint32_t phase, std::int64_t spin_ns) {
+std::uint32_t Pool::wait_beyond(std::uint32_t phase, std::int64_t spin_ns, Ahead ahead) {
+  for (std::size_t at = 0; at < ahead.bytes; at += kLinesBetweenLooks * 64) {
+    const std::uint32_t seen = phase_.load(std::memory_order_acquire);
+    if (seen != phase) return seen;
+    for (std::size_t line = 0; line < kLinesBetweenLooks; ++line) __builtin_prefetch(ahead.data + at + 64 * line, 0, 2);
+  }
   const std::int64_t until = now_ns() + spin_ns;
   do {
     for (int turn = 0; turn < kTurnsBetweenLooks; ++turn) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -11,6 +12,12 @@
 
 namespace evensong {
 
+// Memory that a thread will read soon.
+struct Ahead {
+  const char* data = nullptr;
+  std::size_t bytes = 0;
+};
+
 // Work in phases: all units of one are done before the next begins. Which thread takes which unit is left open.
 class Job {
  public:
@@ -18,6 +25,8 @@ class Job {
   // Called by one thread while no unit runs: the number of units of the next phase, or -1 when there is none.
   virtual std::int64_t next_phase() = 0;
   virtual void run_unit(std::int64_t unit, int thread) = 0;
+  // Memory that a thread is likely to read first in a phase to come: fetched while it waits for the others.
+  virtual Ahead ahead(int thread) const = 0;
 };
 
 // The thread that calls `run` is thread 0; the others are made here. Each gets a stretch of a phase's units, so that it
@@ -45,9 +54,9 @@ class Pool {
 
   void follow(int me);
   void take_units(int me);
-  void arrive_and_wait(std::uint32_t phase);
+  void arrive_and_wait(std::uint32_t phase, int me);
   void begin_next_phase(std::uint32_t phase);
-  std::uint32_t wait_beyond(std::uint32_t phase, std::int64_t spin_ns);
+  std::uint32_t wait_beyond(std::uint32_t phase, std::int64_t spin_ns, Ahead ahead);
 
   std::vector<Range> ranges_;
   std::vector<std::thread> threads_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "pool.h"
 #include "step.h"
 
 namespace evensong {
@@ -38,6 +39,9 @@ class Segment {
   // By one thread, before its units run: how many there are.
   virtual std::int64_t begin(const Step& step) = 0;
   virtual void run(Step& step, std::int64_t unit, Scratch scratch) = 0;
+  // What one of `threads` will read first of all that it reads of weights.
+  virtual Ahead ahead(const Step&, int thread, int threads) const { return (void)thread, (void)threads, Ahead{}; }
+  virtual bool reads_weights() const { return false; }
   // A Python function is called while the pool stands still, by the thread that runs the step.
   virtual bool calls_back() const { return false; }
 };
@@ -50,6 +54,14 @@ struct LayerCache {
   std::int32_t num_kv_heads, head_dim;
   std::int32_t group;  // whose block tables it reads
   std::int32_t window;
+};
+
+// The largest logit of each panel of the output head, where a step wants nothing else: [rows, num_panels].
+struct BestLogits {
+  bool used = false;  // in the step that runs: then its logits are not written
+  std::int64_t num_panels = 0;
+  std::vector<float> values;
+  std::vector<std::int32_t> ids;
 };
 
 struct ProgramLimits {
@@ -89,6 +101,7 @@ class Program {
   // Memory that a segment needs of each thread.
   void need_scratch(std::size_t bytes) { scratch_ = scratch_ > bytes ? scratch_ : bytes; }
   std::size_t scratch() const { return scratch_; }
+  BestLogits best_logits;
   // Attention is cut into units for so many heads, the same in all layers; 0 before the first attention.
   std::int32_t num_kv_heads = 0;
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "packed.h"
 #include "program.h"
 
 namespace evensong {
@@ -121,21 +122,33 @@ class CopySampled : public Segment {
 
 class Linear : public Segment {
  public:
-  Linear(const Kernels& kernels, LinearArgs args, const Buffer& in, const Buffer& out, bool sampled_rows)
-      : kernels_(kernels), args_(args), sampled_rows_(sampled_rows) {
+  Linear(Program& program, LinearArgs args, const Buffer& in, const Buffer& out, bool sampled_rows)
+      : program_(program), kernels_(program.kernels()), args_(args), sampled_rows_(sampled_rows) {
     args_.in = in.memory.data();
     args_.in_stride = in.stride;
     args_.out = out.memory.data();
     args_.out_stride = out.stride;
     args_.out_type = out.type;
-    panels_ = (args_.weight.rows + kernels.panel - 1) / kernels.panel;
+    panels_ = (args_.weight.rows + kernels_.panel - 1) / kernels_.panel;
   }
   const char* name() const override { return sampled_rows_ ? "output_head" : "linear"; }
   std::int64_t rows(const Step& step) const { return sampled_rows_ ? step.num_samples() : step.num_rows(); }
   // Panels are cut no further than to give every thread several units: each unit reads its weights once.
   std::int64_t panels_at_once() const { return std::max<std::int64_t>(1, panels_ / kMostUnits); }
   std::int64_t begin(const Step& step) override {
-    return rows(step) == 0 ? 0 : (panels_ + panels_at_once() - 1) / panels_at_once();
+    if (rows(step) == 0) return 0;
+    if (sampled_rows_) choose_epilogue(step);
+    return (panels_ + panels_at_once() - 1) / panels_at_once();
+  }
+  bool reads_weights() const override { return true; }
+  Ahead ahead(const Step& step, int thread, int threads) const override {
+    if (rows(step) == 0 || rows(step) > kFewRows) return {};
+    const std::int64_t units = (panels_ + panels_at_once() - 1) / panels_at_once();
+    const std::int64_t first = units * thread / threads * panels_at_once();
+    const std::int64_t last = units * (thread + 1) / threads * panels_at_once();
+    const std::size_t bytes = panel_bytes(kernels_, args_.weight.cols, args_.weight.type);
+    return {static_cast<const char*>(args_.weight.data) + static_cast<std::size_t>(first) * bytes,
+            std::min(static_cast<std::size_t>(last - first) * bytes, kMostAhead)};
   }
   void run(Step& step, std::int64_t unit, Scratch scratch) override {
     const std::int64_t first = unit * panels_at_once();
@@ -143,7 +156,24 @@ class Linear : public Segment {
   }
 
  private:
+  // Most requests are greedy: then the head's outputs, a hundred times its inputs, need not go to memory and back.
+  void choose_epilogue(const Step& step) {
+    BestLogits& best = program_.best_logits;
+    best.used = step.wants_best_tokens_only();
+    args_.epilogue = best.used ? Epilogue::argmax : Epilogue::store;
+    if (!best.used) return;
+    best.num_panels = panels_;
+    best.values.resize(static_cast<std::size_t>(rows(step) * panels_));
+    best.ids.resize(best.values.size());
+    args_.best = best.values.data();
+    args_.best_index = best.ids.data();
+  }
+
   static constexpr std::int64_t kMostUnits = 256;
+  // A part of what the second-level cache holds; with more rows the processor, not memory, sets the pace.
+  static constexpr std::size_t kMostAhead = 128 << 10;
+  static constexpr std::int64_t kFewRows = 128;
+  Program& program_;
   const Kernels& kernels_;
   LinearArgs args_;
   bool sampled_rows_;
@@ -217,7 +247,8 @@ std::unique_ptr<Segment> make_linear(Program& program, const PackedMatrix& weigh
                                      Epilogue epilogue, bool sampled_rows) {
   const bool paired = program.kernels().pairs && weight.type == DType::bf16;
   const bool gated = epilogue == Epilogue::silu || epilogue == Epilogue::gelu_tanh;
-  check(epilogue != Epilogue::argmax, "the output head keeps its logits");
+  check(epilogue != Epilogue::argmax && (!sampled_rows || epilogue == Epilogue::store),
+        "the output head stores its logits, and leaves that out where a step does not need them");
   check(!gated || weight.rows % 2 == 0, "gate and up have as many outputs");
   const Buffer& source = program.buffer(in, weight.cols, paired ? DType::bf16 : DType::f32);
   const Buffer& target = program.buffer(out);
@@ -228,8 +259,8 @@ std::unique_ptr<Segment> make_linear(Program& program, const PackedMatrix& weigh
   args.weight = weight;
   args.bias = bias;
   args.epilogue = epilogue;
-  args.num_columns = weight.rows;
-  return std::make_unique<Linear>(program.kernels(), args, source, target, sampled_rows);
+  args.num_columns = std::min(weight.rows, program.limits().vocab_size);
+  return std::make_unique<Linear>(program, args, source, target, sampled_rows);
 }
 
 std::unique_ptr<Segment> make_tap(Program& program, std::string name, int in, char* target, std::size_t bytes) {

@@ -51,6 +51,13 @@ void Step::prepare(std::int32_t block_size, std::int64_t num_blocks, std::int64_
   }
 }
 
+bool Step::wants_best_tokens_only() const {
+  return std::all_of(samples.begin(), samples.end(), [](const SampleRow& row) {
+    return row.kind == static_cast<std::int32_t>(SampleKind::draw) && row.params.temperature < kGreedyBelow &&
+           row.num_best < 0;
+  });
+}
+
 void Step::prepare_output() {
   output.max_best = 0;
   for (const SampleRow& row : samples) output.max_best = std::max<std::int64_t>(output.max_best, row.num_best);

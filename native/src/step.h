@@ -64,6 +64,8 @@ struct Step {
 
   std::int64_t num_rows() const { return static_cast<std::int64_t>(token_ids.size()); }
   std::int64_t num_samples() const { return static_cast<std::int64_t>(sample_rows.size()); }
+  // Whether every sampled row wants its largest logit's token and nothing else.
+  bool wants_best_tokens_only() const;
 
   // Checks everything against these limits (std::invalid_argument), then works out the rest.
   void prepare(std::int32_t block_size, std::int64_t num_blocks, std::int64_t max_positions, std::int64_t vocab_size,

@@ -12,8 +12,7 @@ namespace EV_ISA {
 
 namespace {
 
-// All of these are those of sampling/filters.py, sampling/gumbel.py and protocol/sampling_params.py.
-constexpr double kGreedyBelow = 1e-9;
+// All of these are those of sampling/filters.py and sampling/gumbel.py.
 constexpr double kDepth = 64.0;        // tokens this many nats below the best are dropped at once
 constexpr double kUnity = 4294967295.5;  // 2^32 - 1/2: a word's distance from u = 1 is this less the word
 constexpr double kTwo32 = 4294967296.0;

@@ -83,7 +83,7 @@ def test_a_tap_that_is_too_small_is_refused(device: Any) -> None:
 def test_a_call_back_stands_between_two_layers(device: Any) -> None:
     """It sees the rows, runs with the GIL, and what it changes is what the next layer reads."""
     seen: list[tuple[int, int]] = []
-    plain = run(device, inputs([3], [0], [7, 8, 9]), [2], draw_row())
+    plain = run(device, inputs([3], [0], [7, 8, 9]), [2], draw_row(temperature=1.0))
     logits = device._recording.program.view(device._recording.logits, 1).copy()
 
     def call(rows: int) -> None:
@@ -92,7 +92,7 @@ def test_a_call_back_stands_between_two_layers(device: Any) -> None:
 
     device.watchers.callbacks["layer 0"] = call
     prepare(device)
-    changed = run(device, inputs([3], [0], [7, 8, 9]), [2], draw_row())
+    changed = run(device, inputs([3], [0], [7, 8, 9]), [2], draw_row(temperature=1.0))
     assert [rows for rows, _ in seen] == [3] and seen[0][1] != threading.get_ident()
     assert not np.array_equal(device._recording.program.view(device._recording.logits, 1), logits)
     assert plain[0][0] >= 0 and changed[0][0] >= 0
@@ -141,6 +141,25 @@ def test_tokens_are_fed_to_steps_that_are_queued_already(device: Any, temperatur
         tickets.append(submit(device, fed, [0, 1], samples(step)))
     assert [device._engine.wait(ticket)[0].tolist() for ticket in tickets] == expected
     assert len({tuple(tokens) for tokens in expected}) > 1
+
+
+@pytest.mark.parametrize("spoil", [None, np.nan, np.inf, -np.inf])
+def test_greedy_steps_that_write_no_logits_choose_the_same(device: Any, spoil: float | None) -> None:
+    """Alone in a step greedy rows take their tokens from the head's products; beside a drawn row, from the logits."""
+    tokens = list(range(20, 40))
+    step = inputs([20], [0], tokens)
+    rows = list(range(20))
+
+    def call(num_rows: int) -> None:
+        if spoil is not None:
+            device._recording.program.view(0, num_rows)[3] = spoil
+
+    device.watchers.callbacks["layer 2"] = call
+    prepare(device)
+    alone = run(device, step, rows, 20 * draw_row())[0].tolist()
+    among = run(device, step, [*rows, 0], 20 * draw_row() + draw_row(temperature=1.0))[0].tolist()[:20]
+    assert alone == among and len(set(alone)) > 3
+    assert (alone[3] == -1) == (spoil is not None)
 
 
 def test_steps_that_cannot_be(device: Any) -> None:
