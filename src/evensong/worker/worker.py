@@ -45,17 +45,14 @@ class Worker:
             self._device.load(ModelFiles(source, self._description, digest.result), show)
             self._num_token_ids = min(tokenizer.result().vocab_size, self._description.vocab_size)
             self._digest = digest.result()
+        # `execute_model` then only hands a step to threads of the device's own, and `sample_tokens` waits.
+        self.steps_run_elsewhere = self._device.steps_run_elsewhere
         # Memory that was asked for in bytes is taken while there is time; the default is a limit, and stays one.
         self._touches_ahead = config.cache.kv_cache_memory_bytes is not None
         self._kv_cache = KVCacheConfig(0, config.cache.block_size)
         self._max_model_len = self._description.max_position_embeddings
         self._runner: Runner | None = None
         self._profiler = Profiler(config.observability.torch_profiler_dir, self._device)
-
-    @property
-    def steps_run_elsewhere(self) -> bool:
-        """True where `execute_model` only hands a step to threads of the device's own, and `sample_tokens` waits."""
-        return self._device.steps_run_elsewhere
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer keeps per token."""
