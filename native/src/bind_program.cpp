@@ -74,6 +74,16 @@ const float* floats(Program& program, const Floats& array, std::int64_t size, co
   return array.data();
 }
 
+// The last steps may call back, and let go of what belongs to Python: both wait for the GIL.
+class BoundEngine : public Engine {
+ public:
+  using Engine::Engine;
+  ~BoundEngine() {
+    nb::gil_scoped_release released;
+    stop();
+  }
+};
+
 struct Cache {
   LayerCache layer;
   nb::object owner;
@@ -211,10 +221,10 @@ nb::tuple results_of(Step& step) {
 }
 
 void bind_engine(nb::module_& m) {
-  nb::class_<Engine> engine(m, "Engine");
+  nb::class_<BoundEngine> engine(m, "Engine");
   engine.def(nb::init<int>(), "threads"_a);
-  engine.def_prop_ro("threads", &Engine::threads);
-  engine.def("submit", [](Engine& e, std::shared_ptr<Program> program, const Array<const std::int32_t>& counts,
+  engine.def_prop_ro("threads", [](const BoundEngine& e) { return e.threads(); });
+  engine.def("submit", [](BoundEngine& e, std::shared_ptr<Program> program, const Array<const std::int32_t>& counts,
                           const Array<const std::int32_t>& starts, const std::vector<Table>& tables,
                           const Array<const std::int64_t>& token_ids,
                           const Array<const std::int64_t>& sample_rows, const Bytes& samples, std::size_t first,
@@ -232,7 +242,7 @@ void bind_engine(nb::module_& m) {
     return e.submit(std::move(program), std::move(step), first, end);
   }, "program"_a, "counts"_a, "starts"_a, "tables"_a, "token_ids"_a, "sample_rows"_a, "samples"_a,
      "first"_a = 0, "last"_a = nb::none());
-  engine.def("wait", [](Engine& e, std::int64_t ticket) {
+  engine.def("wait", [](BoundEngine& e, std::int64_t ticket) {
     std::shared_ptr<Step> step;
     {
       nb::gil_scoped_release released;
@@ -240,12 +250,12 @@ void bind_engine(nb::module_& m) {
     }
     return results_of(*step);
   }, "ticket"_a);
-  engine.def("set_progress", [](Engine& e, Array<std::uint64_t> words, std::size_t ticks, std::size_t last) {
+  engine.def("set_progress", [](BoundEngine& e, Array<std::uint64_t> words, std::size_t ticks, std::size_t last) {
     check(ticks < words.size() && last < words.size(), "no such word");
     e.set_progress({words.data() + ticks, words.data() + last});
   }, "words"_a, "ticks"_a, "last"_a, nb::keep_alive<1, 2>());
-  engine.def("record_spans", &Engine::record_spans, "on"_a);
-  engine.def("take_spans", [](Engine& e) {
+  engine.def("record_spans", [](BoundEngine& e, bool on) { e.record_spans(on); }, "on"_a);
+  engine.def("take_spans", [](BoundEngine& e) {
     std::vector<std::int64_t> flat;
     const std::vector<Span> spans = e.take_spans();
     for (const Span& span : spans) flat.insert(flat.end(), {span.segment, span.thread, span.begin, span.end});

@@ -91,13 +91,15 @@ Engine::Engine(int threads) : pool_threads_(threads) {
   leader_ = std::thread([this] { serve(); });
 }
 
-Engine::~Engine() {
+Engine::~Engine() { stop(); }
+
+void Engine::stop() {
   {
     const std::lock_guard<std::mutex> hold(lock_);
     stop_ = true;
   }
   work_arrived_.notify_all();
-  leader_.join();
+  if (leader_.joinable()) leader_.join();
 }
 
 std::int64_t Engine::submit(std::shared_ptr<Program> program, std::shared_ptr<Step> step, std::size_t first,

@@ -41,6 +41,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // Ends its threads after the steps that are queued; the destructor does it otherwise.
+  void stop();
   int threads() const { return pool_threads_; }
   // Segments first..last of `program` for `step`; a ticket. Raises std::invalid_argument for a step that does not fit.
   std::int64_t submit(std::shared_ptr<Program> program, std::shared_ptr<Step> step, std::size_t first,

@@ -133,6 +133,25 @@ def test_what_the_http_library_refuses_has_the_usual_form(
     assert b"content-type: application/json" in answer and b'"code": "%s"' % code in answer.replace(b'":"', b'": "')
 
 
+def test_a_refusal_is_not_lost_behind_what_a_client_goes_on_to_send(server: Server) -> None:
+    """Closed with bytes unread, the connection would be reset, and the answer with it every other time."""
+    for _ in range(40):
+        answer = say(server, b"GET /health HTTP/1.1\r\n", b"A: b\r\n" * 40_000)
+        assert answer.startswith(b"HTTP/1.1 431 "), answer[:200]
+
+
+def test_a_refused_client_cannot_send_for_ever(server: Server) -> None:
+    began = time.monotonic()
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection,
+        pytest.raises(OSError),
+    ):
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        while time.monotonic() - began < 30:
+            connection.sendall(b"A: b\r\n" * 10_000)
+    assert time.monotonic() - began < 10
+
+
 def test_an_offer_to_speak_http_2_is_declined_and_the_body_read(server: Server) -> None:
     body = b'{"prompt": "Hi", "max_tokens": 1}'
     offer = b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n\r\n"

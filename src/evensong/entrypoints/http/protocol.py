@@ -12,6 +12,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from evensong.entrypoints.http.errors import error_body
 
 MAX_HEADER_BYTES = 64 * 1024
+# What a client that was refused may still send, and how long, before its connection is closed.
+LINGER_BYTES = 1 << 20
+LINGER_SECONDS = 1.0
 
 
 class Protocol(HttpToolsProtocol):
@@ -26,6 +29,7 @@ class Protocol(HttpToolsProtocol):
         self._in_message = False
         self._num_header_bytes = 0
         self._refusal: tuple[int, str] | None = None
+        self._num_ignored_bytes: int | None = None  # after a refusal
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """A client connects; it is expected to say something."""
@@ -39,6 +43,11 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; a header block that never ends is refused."""
+        if self._num_ignored_bytes is not None:
+            self._num_ignored_bytes += len(data)
+            if self._num_ignored_bytes > LINGER_BYTES:
+                self.transport.close()
+            return
         super().data_received(data if self._in_message else without_upgrade(data))
         if self._in_headers and self.parser is not None:
             self._num_header_bytes += len(data)
@@ -77,7 +86,20 @@ class Protocol(HttpToolsProtocol):
             body = json.dumps(error_body(message, "invalid_request_error", code=_CODES[status])).encode()
             head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n"
             self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Ends the connection, once the client has stopped sending or had its time.
+
+        Of one that is closed with bytes unread the system lets the client know by a reset, which may overtake the
+        answer (RFC 9112, section 9.6).
+        """
+        if not self.transport.can_write_eof():  # over TLS
+            self.transport.close()
+            return
+        self._num_ignored_bytes = 0
+        self.transport.write_eof()
+        self._headers_due = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _expect_headers(self) -> None:
         if self.seconds:

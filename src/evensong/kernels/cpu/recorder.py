@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,8 @@ class Watchers:
     A function gets the rows of the step; it runs while no other part of the step does.
     """
 
-    taps: Mapping[str, Any] = field(default_factory=dict)
-    callbacks: Mapping[str, Callable[[int], None]] = field(default_factory=dict)
+    taps: dict[str, Any] = field(default_factory=dict)
+    callbacks: dict[str, Callable[[int], None]] = field(default_factory=dict)
 
 
 class Recorder(Ops):

@@ -214,6 +214,18 @@ def test_programs_and_engines_go_while_others_run(tmp_path: Path) -> None:
     gc.collect()
 
 
+def test_an_engine_that_goes_ends_its_steps_first(tmp_path: Path) -> None:
+    """They may need the GIL, which whoever drops the engine holds."""
+    device, calls = made(tmp_path), []
+    device.watchers.callbacks["layer 1"] = lambda rows: calls.append(rows)
+    prepare(device)
+    for _ in range(5):
+        submit(device, inputs([2], [0], [3, 4]), [], b"")
+    device._engine = None
+    gc.collect()
+    assert calls == [2] * 5
+
+
 def test_an_engine_has_threads() -> None:
     with pytest.raises(ValueError):
         _native.Engine(0)
