@@ -31,9 +31,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60, help="for each target (default 60)")
     parser.add_argument("--only", choices=[*TARGETS], help="one target")
     parser.add_argument("--child", choices=[*TARGETS], help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
     if options.child:
-        _fuzz(options.child, rest)
+        _fuzz(options.child, options.scratch, rest)
     failed = [target for target in ([options.only] if options.only else TARGETS) if not _run(target, options.seconds)]
     for target in failed:
         print(
@@ -46,25 +47,31 @@ def _run(target: str, seconds: int) -> bool:
     gathered = ROOT / "build" / "fuzz" / target
     gathered.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "tests.fuzz.fuzz_readers", "--child", target, str(gathered), str(CORPUS / target)]
+    # The child ends without unwinding, so the folder for its inputs is not its own.
+    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=folder, prefix="fuzz-of-evensong-") as scratch:
+        return _child(command, target, seconds, scratch)
+
+
+def _child(command: list[str], target: str, seconds: int, scratch: str) -> bool:
+    command += ["--scratch", scratch]
     command += [f"-max_total_time={seconds}", f"-max_len={MAX_BYTES}", "-timeout=10", "-rss_limit_mb=2048"]
     command += [f"-artifact_prefix={CORPUS / target}/", "-print_final_stats=1", "-use_value_profile=1"]
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
-def _fuzz(target: str, flags: list[str]) -> None:
+def _fuzz(target: str, scratch: Path, flags: list[str]) -> None:
     """Does not return: libFuzzer ends the process."""
     logging.disable()
-    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=folder, prefix="evensong-fuzz-") as scratch:
-        path, run = Path(scratch) / "input", TARGETS[target]
+    path, run = scratch / "input", TARGETS[target]
 
-        def mutate(data: bytes, max_size: int, seed: int) -> bytes:
-            rng = random.Random(seed)
-            out = mutated(target, data, rng) if rng.random() < 0.5 else atheris.Mutate(data, len(data))
-            return bytes(out[:max_size])
+    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+        rng = random.Random(seed)
+        out = mutated(target, data, rng) if rng.random() < 0.5 else atheris.Mutate(data, len(data))
+        return bytes(out[:max_size])
 
-        atheris.Setup([sys.argv[0], *flags], lambda data: run(data, path), custom_mutator=mutate)
-        atheris.Fuzz()
+    atheris.Setup([sys.argv[0], *flags], lambda data: run(data, path), custom_mutator=mutate)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
