@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
+from collections import Counter
 from pathlib import Path
 
 KEEP_BYTES = 20 << 30
 KEEP_DAYS = 30
+# Files of one model: its dtypes and instruction sets, and those of a build or two before this one.
+KEEP_OF_A_MODEL = 6
 LOCK_NAME = ".lock"
 PART_SUFFIX = ".part"
 
@@ -23,7 +26,8 @@ def sweep(folder: Path) -> None:
 
 
 def prune(folder: Path, keep_bytes: int = KEEP_BYTES, keep_days: float = KEEP_DAYS, fresh: Path | None = None) -> None:
-    """Removes files of packed weights: those unused for `keep_days`, and the longest unused beyond `keep_bytes`.
+    """Removes files of packed weights: those unused for `keep_days`, and the longest unused beyond `keep_bytes`, or
+    beyond KEEP_OF_A_MODEL whose names differ in their key alone.
 
     `fresh` stays, and counts. A process that has a removed file mapped keeps its pages. The caller holds the folder's
     lock.
@@ -34,9 +38,12 @@ def prune(folder: Path, keep_bytes: int = KEEP_BYTES, keep_days: float = KEEP_DA
             stat = path.stat()
             found.append((stat.st_mtime, stat.st_size, path))
     room, oldest = keep_bytes, time.time() - keep_days * 86400
+    of_model: Counter[str] = Counter()
     for used, size, path in sorted(found, key=lambda item: (item[2] != fresh, -item[0])):
         room -= size
-        if path != fresh and (room < 0 or used < oldest):
+        model, _, _ = path.stem.rpartition("-")
+        of_model[model] += bool(model)
+        if path != fresh and (room < 0 or used < oldest or of_model[model] > KEEP_OF_A_MODEL):
             with contextlib.suppress(OSError):  # another run may
                 path.unlink(missing_ok=True)
     for path in folder.glob("*.bin.lock"):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from evensong.kernels.cpu.packed_file import open_packed, packed_key
-from evensong.kernels.cpu.packed_folder import prune
+from evensong.kernels.cpu.packed_folder import KEEP_OF_A_MODEL, prune
 from evensong.kernels.cpu.packed_writer import PackedWriter
 
 KEY = packed_key({})
@@ -36,6 +36,16 @@ def test_prune_keeps_what_was_used_last(tmp_path: Path) -> None:
     assert files(folder) == ["a.bin", "b.bin", "new.bin", "note.txt"]
     prune(folder, keep_bytes=10, keep_days=60, fresh=folder / "new.bin")
     assert files(folder) == ["new.bin", "note.txt"]
+
+
+def test_prune_keeps_some_of_each_model(tmp_path: Path) -> None:
+    """Every build of the kernels packs anew."""
+    folder = tmp_path / "packed"
+    builds = {f"demo-{key}.bin": float(key) for key in range(KEEP_OF_A_MODEL + 3)}
+    filled(folder, builds | {"demo-2-0.bin": 20, "other-1.bin": 25})
+    prune(folder, fresh=folder / f"demo-{KEEP_OF_A_MODEL + 2}.bin")
+    kept = [f"demo-{key}.bin" for key in (*range(KEEP_OF_A_MODEL - 1), KEEP_OF_A_MODEL + 2)]
+    assert files(folder) == sorted([*kept, "demo-2-0.bin", "other-1.bin"])
 
 
 def test_prune_by_age_and_use(tmp_path: Path) -> None:
