@@ -25,16 +25,9 @@ from sides import KV_BYTES, MAX_STREAMS
 
 from evensong import EngineArgs, LLMEngine, SamplingParams
 
-# "module:name" or "module:Class.name" of what does native work: the first group that exists here is used. A function
-# that another module imported by name is wrapped where it is called.
-NATIVE = (
-    ("evensong._native:Engine.submit", "evensong._native:Engine.wait"),
-    (
-        "evensong.worker.runner:Runner._forward",
-        "evensong.worker.runner:Runner._sampled_logits",
-        "evensong.worker.runner:sample_rows",
-    ),
-)
+# "module:name" or "module:Class.name" of what does native work. A function that another module imported by name is
+# wrapped where it is called.
+NATIVE = ("evensong._native:Engine.submit", "evensong._native:Engine.wait")
 WARM_UP_STEPS = 10
 # Tokens that the first requests may get while the last one's prompt waits; and seconds of a step, as `LLM` has it.
 START_TOKENS, STEP_SECONDS = 500, 1.0
@@ -83,18 +76,6 @@ def find(name: str) -> tuple[Any, str]:
         owner = getattr(owner, one)
     getattr(owner, attribute)
     return owner, attribute
-
-
-def existing(groups: Sequence[Sequence[str]]) -> Sequence[str]:
-    """The first group of which every name exists. Raises SystemExit where there is none."""
-    for group in groups:
-        try:
-            for name in group:
-                find(name)
-        except (AttributeError, ImportError):
-            continue
-        return group
-    raise SystemExit(f"none of these can be timed: {groups}")
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -147,10 +128,13 @@ def main() -> int:
         "--native", default=None, help="module:Class.name of the functions to take off, comma-separated"
     )
     options = parser.parse_args()
-    names = existing(NATIVE if options.native is None else [options.native.split(",")])
+    names = NATIVE if options.native is None else options.native.split(",")
     native = NativeTime()
     for name in names:
-        native.wrap(name)
+        try:
+            native.wrap(name)
+        except (AttributeError, ImportError) as error:
+            raise SystemExit(f"{name} cannot be timed: {error}") from error
     settings = {
         "dtype": "bfloat16", "kv_cache_memory_bytes": KV_BYTES, "max_num_seqs": MAX_STREAMS, "log_level": "warning",
         "step_seconds": STEP_SECONDS,

@@ -1,6 +1,5 @@
 // Direct access to the kernels of attention.cpp and rows.cpp, for tests and benchmarks. Checks everything that a kernel
 // takes for granted.
-#include <memory>
 #include <optional>
 #include <tuple>
 
@@ -25,29 +24,16 @@ using Span = std::tuple<std::int64_t, std::int32_t, std::int32_t, Blocks>;
 
 constexpr std::int32_t kMaxHeadDim = 256;
 
-DType dtype_named(const std::string& name) {
-  check(name == "float32" || name == "bfloat16", "dtype must be float32 or bfloat16");
-  return name == "float32" ? DType::f32 : DType::bf16;
-}
-
-template <typename A>
-DType dtype_of(const A& array) {
-  const bool narrow = array.dtype() == nb::dtype<std::uint16_t>();
-  check(narrow || array.dtype() == nb::dtype<float>(), "an array must be float32, or bfloat16 as uint16");
-  return narrow ? DType::bf16 : DType::f32;
-}
-
 std::size_t at(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 // A new NumPy array [rows, columns] of `type`, and where its elements lie.
 nb::object new_array(std::int64_t rows, std::int64_t columns, DType type, void** data) {
-  auto memory = std::make_unique<char[]>(at(rows * columns) * size_of(type) + 64);
-  *data = memory.get();
-  nb::capsule owner(memory.release(), [](void* p) noexcept { delete[] static_cast<char*>(p); });
-  const std::size_t shape[2] = {at(rows), at(columns)};
-  if (type == DType::f32)
-    return nb::cast(nb::ndarray<nb::numpy, float>(static_cast<float*>(*data), 2, shape, owner));
-  return nb::cast(nb::ndarray<nb::numpy, std::uint16_t>(static_cast<std::uint16_t*>(*data), 2, shape, owner));
+  const auto keep = [data](auto array) {
+    *data = array.data();
+    return nb::cast(array);
+  };
+  if (type == DType::f32) return keep(make_array<float>({at(rows), at(columns)}));
+  return keep(make_array<std::uint16_t>({at(rows), at(columns)}));
 }
 
 std::int64_t extent(const Floats& array, std::size_t axis) { return static_cast<std::int64_t>(array.shape(axis)); }
@@ -127,7 +113,7 @@ nb::object rope(const Floats& qkv, const Integers& positions, const Integers& sl
   args.query_stride = std::int64_t{num_heads} * head_dim;
   args.query_type = dtype_named(query_dtype);
   args.cache = cache.data();
-  args.cache_type = dtype_of(cache);
+  args.cache_type = dtype_of(cache, "cache must be float32, or bfloat16 as uint16");
   args.block_size = block_size;
   nb::object result = new_array(rows, args.query_stride, args.query_type, &args.query);
   nb::gil_scoped_release release;
@@ -143,9 +129,8 @@ nb::object cache_places(std::int32_t block_size, std::int32_t num_kv_heads, std:
   check(block_size > 0, "block_size must be positive");
   const bool pairs = kernels_for(isa).pairs && dtype_named(dtype) == DType::bf16;
   const std::int32_t half = num_kv_heads * head_dim;
-  const std::size_t shape[2] = {at(block_size), at(2 * half)};
-  auto memory = std::make_unique<std::int64_t[]>(shape[0] * shape[1]);
-  std::int64_t* place = memory.get();
+  auto places = make_array<std::int64_t>({at(block_size), at(2 * half)});
+  std::int64_t* place = places.data();
   for (std::int32_t token = 0; token < block_size; ++token) {
     for (std::int32_t i = 0; i < 2 * half; ++i, ++place) {
       *place = std::int64_t{token} * 2 * half + i;
@@ -156,8 +141,7 @@ nb::object cache_places(std::int32_t block_size, std::int32_t num_kv_heads, std:
                          : kGroupTokens * head_dim + value_element(pairs, head_dim, in_group, d));
     }
   }
-  nb::capsule owner(memory.get(), [](void* p) noexcept { delete[] static_cast<std::int64_t*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, std::int64_t>(memory.release(), 2, shape, owner));
+  return nb::cast(places);
 }
 
 // Blocks that the span's queries see must lie in the cache as a whole; the table's other entries may be anything.
@@ -203,8 +187,8 @@ nb::object attention(const Any& query, const Any& cache, const std::vector<Span>
   check(scale > 0.0f && soft_cap >= 0.0f && window >= 0, "scale must be positive, soft_cap and window not negative");
   const std::int64_t num_slots = check_cache(cache, num_kv_heads, head_dim);
   AttentionArgs args = {};
-  args.compute = dtype_of(query);
-  args.cache_type = dtype_of(cache);
+  args.compute = dtype_of(query, "query must be float32, or bfloat16 as uint16");
+  args.cache_type = dtype_of(cache, "cache must be float32, or bfloat16 as uint16");
   check(args.compute == DType::f32 || (kernels.pairs && args.cache_type == DType::bf16),
         "bfloat16 queries need an instruction set with bfloat16 products and a bfloat16 cache");
   args.query_stride = args.out_stride = std::int64_t{num_heads} * head_dim;

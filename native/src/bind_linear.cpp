@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <optional>
 
 #include "bindings.h"
@@ -20,54 +19,18 @@ namespace {
 
 using Input = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<nb::c_contig, nb::device::cpu>;
-template <typename T>
-using Result = nb::ndarray<nb::numpy, T>;
 
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 31;
 constexpr std::size_t kScratchBytes = 64 << 10;
 constexpr std::int64_t kInputPadding = 64;
 
-DType dtype_of(const std::string& name) {
-  check(name == "float32" || name == "bfloat16", "dtype must be 'float32' or 'bfloat16'");
-  return name == "float32" ? DType::f32 : DType::bf16;
-}
-
-Epilogue epilogue_of(const std::string& name) {
-  if (name == "store") return Epilogue::store;
-  if (name == "add") return Epilogue::add;
-  if (name == "silu") return Epilogue::silu;
-  if (name == "gelu_tanh") return Epilogue::gelu_tanh;
-  check(name == "argmax", "epilogue must be 'store', 'add', 'silu', 'gelu_tanh' or 'argmax'");
-  return Epilogue::argmax;
-}
-
 bool is_gated(Epilogue epilogue) { return epilogue == Epilogue::silu || epilogue == Epilogue::gelu_tanh; }
-
-// float32, or bfloat16 as its bits in uint16.
-template <typename Array>
-DType dtype_of(const Array& array, const char* what) {
-  const bool wide = array.dtype() == nb::dtype<float>();
-  check(wide || array.dtype() == nb::dtype<std::uint16_t>(), what);
-  return wide ? DType::f32 : DType::bf16;
-}
 
 std::int64_t size_at(const Input& array, std::size_t axis) { return static_cast<std::int64_t>(array.shape(axis)); }
 
 void check_sizes(std::int64_t rows, std::int64_t cols, bool gated) {
   check(rows > 0 && cols > 0 && rows < kMaxSize && cols < kMaxSize, "rows and cols must be positive and below 2^31");
   check(!gated || rows % 2 == 0, "a gated weight stacks gate and up: its rows must be even");
-}
-
-// An array of its own, in whole pages and zero.
-template <typename T>
-Result<T> make_array(std::initializer_list<std::size_t> shape) {
-  std::size_t count = 1;
-  for (std::size_t size : shape) count *= size;
-  auto memory = std::make_unique<Memory>(std::max<std::size_t>(count * sizeof(T), 1));
-  auto* data = reinterpret_cast<T*>(memory->data());
-  nb::capsule owner(memory.get(), [](void* p) noexcept { delete static_cast<Memory*>(p); });
-  memory.release();
-  return Result<T>(data, shape, owner);
 }
 
 // Checks first <= last <= count, where a negative `last` stands for `count`.
@@ -80,7 +43,7 @@ std::int64_t range_end(std::int64_t first, std::int64_t last, std::int64_t count
 void pack_into(const Input& weight, const std::string& isa, const std::string& dtype, bool gated, const Output& out,
                std::int64_t first_panel, std::int64_t last_panel) {
   const Kernels& kernels = kernels_for(isa);
-  const DType type = dtype_of(dtype);
+  const DType type = dtype_named(dtype);
   check(weight.ndim() == 2, "weight must be [rows, cols]");
   const DType source = dtype_of(weight, "weight must be float32, or uint16 with the bits of bfloat16");
   const std::int64_t rows = size_at(weight, 0), cols = size_at(weight, 1);
@@ -98,7 +61,7 @@ void pack_into(const Input& weight, const std::string& isa, const std::string& d
 std::size_t packed_size(std::int64_t rows, std::int64_t cols, const std::string& isa, const std::string& dtype,
                         bool gated) {
   check_sizes(rows, cols, gated);
-  return packed_bytes(kernels_for(isa), rows, cols, dtype_of(dtype), gated);
+  return packed_bytes(kernels_for(isa), rows, cols, dtype_named(dtype), gated);
 }
 
 Result<std::uint8_t> pack(const Input& weight, const std::string& isa, const std::string& dtype, bool gated) {
@@ -106,6 +69,14 @@ Result<std::uint8_t> pack(const Input& weight, const std::string& isa, const std
   auto out = make_array<std::uint8_t>({packed_size(size_at(weight, 0), size_at(weight, 1), isa, dtype, gated)});
   pack_into(weight, isa, dtype, gated, Output(out), 0, -1);
   return out;
+}
+
+Result<float> pack_bias(const Input& bias, const std::string& isa, bool gated) {
+  check(bias.ndim() == 1 && bias.dtype() == nb::dtype<float>(), "bias must be float32 [rows]");
+  check_sizes(size_at(bias, 0), 1, gated);
+  auto order = packed_bias(kernels_for(isa), static_cast<const float*>(bias.data()), size_at(bias, 0), gated);
+  const std::size_t size = order.size();
+  return make_array(std::move(order), {size});
 }
 
 PackedMatrix matrix_of(const Kernels& kernels, const Input& packed, std::int64_t rows, std::int64_t cols, DType type,
@@ -118,7 +89,7 @@ PackedMatrix matrix_of(const Kernels& kernels, const Input& packed, std::int64_t
 Result<float> gather(const Input& packed, std::int64_t rows, std::int64_t cols, const std::string& isa,
                      const std::string& dtype, const Input& token_ids, float scale) {
   const Kernels& kernels = kernels_for(isa);
-  const PackedMatrix weight = matrix_of(kernels, packed, rows, cols, dtype_of(dtype), false);
+  const PackedMatrix weight = matrix_of(kernels, packed, rows, cols, dtype_named(dtype), false);
   check(token_ids.ndim() == 1 && token_ids.dtype() == nb::dtype<std::int64_t>(),
         "token_ids must be int64 [num_tokens]");
   const auto* ids = static_cast<const std::int64_t*>(token_ids.data());
@@ -181,9 +152,9 @@ nb::object linear(const Input& packed, std::int64_t rows, std::int64_t cols, con
                   std::int64_t num_columns) {
   const Kernels& kernels = kernels_for(isa);
   LinearArgs args{};
-  args.epilogue = epilogue_of(epilogue);
+  args.epilogue = epilogue_named(epilogue);
   const bool gated = is_gated(args.epilogue), argmax = args.epilogue == Epilogue::argmax;
-  args.weight = matrix_of(kernels, packed, rows, cols, dtype_of(dtype), gated);
+  args.weight = matrix_of(kernels, packed, rows, cols, dtype_named(dtype), gated);
   check(x.ndim() == 2 && size_at(x, 1) == cols, "x must be [num_rows, cols]");
   const std::int64_t panels = num_panels(kernels, rows, gated);
   last_panel = range_end(first_panel, last_panel, panels, "no such panels");
@@ -215,7 +186,7 @@ nb::object linear(const Input& packed, std::int64_t rows, std::int64_t cols, con
     run();
     return nb::make_tuple(best, index);
   }
-  args.out_type = dtype_of(out_dtype);
+  args.out_type = dtype_named(out_dtype);
   check(args.epilogue != Epilogue::add || (out && args.out_type == DType::f32), "add needs an out, in float32");
   const auto width = static_cast<std::size_t>(gated ? rows / 2 : rows);
   const auto run_into = [&](auto array) {
@@ -252,7 +223,7 @@ double seconds() {
 
 double measure_gemm_peak(const std::string& isa, const std::string& dtype, double limit) {
   const Kernels& kernels = kernels_for(isa);
-  const DType type = dtype_of(dtype);
+  const DType type = dtype_named(dtype);
   check(limit > 0 && limit < 60, "seconds must be positive and below 60");
   nb::gil_scoped_release release;
   double best = 0;
@@ -270,13 +241,13 @@ using Product = std::tuple<Input, std::int64_t, std::int64_t, std::string>;  // 
 void run_linears(const std::vector<Product>& products, const std::string& isa, const std::string& dtype,
                  std::int64_t num_rows, std::int64_t part, std::int64_t num_parts, std::int64_t repeats) {
   const Kernels& kernels = kernels_for(isa);
-  const DType type = dtype_of(dtype), in_type = input_type(kernels, type);
+  const DType type = dtype_named(dtype), in_type = input_type(kernels, type);
   check(num_rows > 0 && num_rows <= 65536 && num_parts > 0 && part >= 0 && part < num_parts, "bad part of the rows");
   std::vector<LinearArgs> all;
   std::int64_t most_rows = 0, most_cols = 0, most_panels = 0;
   for (const auto& [packed, rows, cols, epilogue] : products) {
     LinearArgs args{};
-    args.epilogue = epilogue_of(epilogue);
+    args.epilogue = epilogue_named(epilogue);
     args.weight = matrix_of(kernels, packed, rows, cols, type, is_gated(args.epilogue));
     args.in_stride = round_up(cols, 2) + 32;
     args.out_type = is_gated(args.epilogue) ? in_type : DType::f32;
@@ -315,6 +286,8 @@ void bind_linear(nb::module_& m) {
   m.def("pack_into", pack_into, arg("weight"), arg("isa"), arg("dtype"), arg("gated"), arg("out").noconvert(),
         arg("first_panel") = 0, arg("last_panel") = -1,
         "Packs panels first_panel..last_panel (-1: all) of a weight into `out`, which has just their size.");
+  m.def("pack_bias", pack_bias, arg("bias"), arg("isa"), arg("gated") = false,
+        "A bias [rows], float32, in the order of the packed weight's outputs, padded with zeros to whole panels.");
   m.def("gather", gather, arg("packed"), arg("rows"), arg("cols"), arg("isa"), arg("dtype"), arg("token_ids"),
         arg("scale") = 1.0f, "Rows of a packed weight times scale: float32 [num_tokens, cols].");
   m.def("linear", linear, arg("packed"), arg("rows"), arg("cols"), arg("isa"), arg("dtype"), arg("x"),

@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "engine.h"
+#include "packed.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,20 +21,6 @@ namespace {
 
 using Floats = Array<const float>;
 using Bytes = Array<const std::uint8_t>;
-
-DType dtype_named(const std::string& name) {
-  if (name == "float32") return DType::f32;
-  check(name == "bfloat16", "the dtype of a buffer is float32 or bfloat16");
-  return DType::bf16;
-}
-
-Epilogue epilogue_named(const std::string& name) {
-  if (name == "store") return Epilogue::store;
-  if (name == "add") return Epilogue::add;
-  if (name == "silu") return Epilogue::silu;
-  check(name == "gelu_tanh", "the epilogue is store, add, silu or gelu_tanh");
-  return Epilogue::gelu_tanh;
-}
 
 // Keeps a Python object for as long as the program lives, whichever thread lets go of it.
 void hold(Program& program, nb::handle object) {
@@ -55,9 +42,8 @@ Weight make_weight(Bytes data, std::int64_t rows, std::int64_t cols, const std::
   const Kernels& kernels = kernels_for(isa);
   const DType type = dtype_named(dtype);
   check(rows > 0 && cols > 0 && rows < (std::int64_t{1} << 40) && cols < (std::int64_t{1} << 31), "a weight of no size");
-  const std::int64_t elements = round_up(rows, kernels.panel) * round_up(cols, 2);
-  check(static_cast<std::int64_t>(data.size()) == elements * static_cast<std::int64_t>(size_of(type)),
-        "a packed weight has another size than its shape says");
+  // Gated weights have the same size.
+  check(data.size() == packed_bytes(kernels, rows, cols, type, false), "a packed weight has another size than its shape says");
   check(reinterpret_cast<std::uintptr_t>(data.data()) % 64 == 0, "a packed weight is not aligned to 64 bytes");
   return {{data.data(), type, rows, cols}, isa, nb::cast(data)};
 }
@@ -91,13 +77,12 @@ struct Cache {
 
 Cache make_cache(nb::ndarray<nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<2>> array, std::int32_t num_kv_heads,
                  std::int32_t head_dim, std::int32_t group, std::optional<std::int32_t> window) {
-  const bool half = array.dtype() == nb::dtype<std::uint16_t>();
-  check(half || array.dtype() == nb::dtype<float>(), "a cache holds uint16 (bfloat16) or float32");
+  const DType type = dtype_of(array, "a cache holds uint16 (bfloat16) or float32");
   check(num_kv_heads > 0 && head_dim > 0 && head_dim % 2 == 0 && head_dim <= 1024 &&
             static_cast<std::int64_t>(array.shape(1)) == std::int64_t{2} * num_kv_heads * head_dim,
         "a cache's rows hold the keys of all heads and then their values");
   check(!window || *window > 0, "a window sees at least one position");
-  const LayerCache layer{array.data(), half ? DType::bf16 : DType::f32, static_cast<std::int64_t>(array.shape(0)),
+  const LayerCache layer{array.data(), type, static_cast<std::int64_t>(array.shape(0)),
                          num_kv_heads, head_dim, group, window.value_or(0)};
   return {layer, nb::cast(array)};
 }
@@ -196,13 +181,6 @@ void copy_tables(Step& step, const std::vector<Table>& tables, const ProgramLimi
   }
 }
 
-template <typename T>
-nb::object owned(std::vector<T> values, std::initializer_list<std::size_t> shape) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<T, nb::numpy>(kept->data(), shape, owner));
-}
-
 nb::tuple results_of(Step& step) {
   SampleOutput& output = step.output;
   const std::size_t rows = output.tokens.size();
@@ -214,10 +192,10 @@ nb::tuple results_of(Step& step) {
     found[i] = output.logprobs[i].num_best;
   }
   const auto most = static_cast<std::size_t>(output.max_best);
-  return nb::make_tuple(owned(std::move(output.tokens), {rows}), owned(std::move(shifts), {rows}),
-                        owned(std::move(ranks), {rows}), owned(std::move(found), {rows}),
-                        owned(std::move(output.best_ids), {rows, most}),
-                        owned(std::move(output.best_values), {rows, most}));
+  return nb::make_tuple(make_array(std::move(output.tokens), {rows}), make_array(std::move(shifts), {rows}),
+                        make_array(std::move(ranks), {rows}), make_array(std::move(found), {rows}),
+                        make_array(std::move(output.best_ids), {rows, most}),
+                        make_array(std::move(output.best_values), {rows, most}));
 }
 
 void bind_engine(nb::module_& m) {
@@ -259,7 +237,7 @@ void bind_engine(nb::module_& m) {
     std::vector<std::int64_t> flat;
     const std::vector<Span> spans = e.take_spans();
     for (const Span& span : spans) flat.insert(flat.end(), {span.segment, span.thread, span.begin, span.end});
-    return owned(std::move(flat), {spans.size(), 4});
+    return make_array(std::move(flat), {spans.size(), 4});
   });
 }
 

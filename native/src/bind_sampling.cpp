@@ -1,6 +1,5 @@
 // sample, draw, logprobs, random_words and exp: rows are checked here, and the kernels trust what they are given.
 #include <cmath>
-#include <memory>
 
 #include "bindings.h"
 
@@ -24,13 +23,6 @@ const T* data_of(const Input& array, std::size_t dims, const char* what) {
     stride *= static_cast<std::int64_t>(array.shape(d));
   }
   return static_cast<const T*>(array.data());
-}
-
-template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::unique_ptr<T[]> data, std::size_t size) {
-  T* raw = data.release();
-  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
-  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(raw, {size}, owner);
 }
 
 // Any int64 or uint64 as 64 bits.
@@ -79,14 +71,14 @@ nb::object sample_rows(const Input& logits, const std::vector<double>& temperatu
                  top_k[i],       seed_of(seed[i]), static_cast<std::uint64_t>(position[i])};
     check_params(params[i], position[i]);
   }
-  auto tokens = std::make_unique<std::int64_t[]>(rows);
+  std::vector<std::int64_t> tokens(rows);
   {
     nb::gil_scoped_release release;
     const Scratch scratch = scratch_of(kernels.sample_scratch(count));
     for (std::size_t i = 0; i < rows; ++i)
       tokens[i] = kernels.sample(data + i * columns, count, params[i], scratch).token;
   }
-  return nb::cast(to_numpy(std::move(tokens), rows));
+  return nb::cast(make_array(std::move(tokens), {rows}));
 }
 
 std::int64_t draw(const Input& logits, double temperature, double top_p, double min_p, std::int64_t top_k,
@@ -110,16 +102,17 @@ nb::tuple logprobs(const Input& row, std::int64_t token, std::int64_t num_best, 
   check(num_best >= 0, "num_best is negative");
   num_best = num_best < count ? num_best : count;
   const std::size_t size = static_cast<std::size_t>(num_best);
-  auto ids = std::make_unique<std::int64_t[]>(size);
-  auto values = std::make_unique<double[]>(size);
+  std::vector<std::int64_t> ids(size);
+  std::vector<double> values(size);
   LogprobResult result{};
   {
     nb::gil_scoped_release release;
     const Scratch scratch = scratch_of(kernels.sample_scratch(count));
-    result = kernels.logprobs({data, count, token, num_best, ids.get(), values.get()}, scratch);
+    result = kernels.logprobs({data, count, token, num_best, ids.data(), values.data()}, scratch);
   }
   const std::size_t found = static_cast<std::size_t>(result.num_best);
-  return nb::make_tuple(result.shift, result.rank, to_numpy(std::move(ids), found), to_numpy(std::move(values), found));
+  return nb::make_tuple(result.shift, result.rank, make_array(std::move(ids), {found}),
+                        make_array(std::move(values), {found}));
 }
 
 nb::object random_words(const nb::object& seed, std::int64_t position, const Input& token_ids, const std::string& isa) {
@@ -129,25 +122,25 @@ nb::object random_words(const nb::object& seed, std::int64_t position, const Inp
   check(position >= 0 && position < std::int64_t{1} << 32, "position is at least 0 and below 2^32");
   for (std::size_t i = 0; i < count; ++i)
     check(ids[i] >= 0 && ids[i] < std::int64_t{1} << 31, "token ids are at least 0 and below 2^31");
-  auto words = std::make_unique<std::uint32_t[]>(count);
+  std::vector<std::uint32_t> words(count);
   const std::uint64_t key = seed_of(seed);
   {
     nb::gil_scoped_release release;
-    kernels.random_words(key, static_cast<std::uint64_t>(position), ids, static_cast<std::int64_t>(count), words.get());
+    kernels.random_words(key, static_cast<std::uint64_t>(position), ids, static_cast<std::int64_t>(count), words.data());
   }
-  return nb::cast(to_numpy(std::move(words), count));
+  return nb::cast(make_array(std::move(words), {count}));
 }
 
 nb::object exp_of(const Input& values, const std::string& isa) {
   const Kernels& kernels = kernels_for(isa);
   const float* data = data_of<float>(values, 1, "values are a contiguous float32 array [n]");
   const std::size_t count = values.shape(0);
-  std::unique_ptr<float[]> result(new float[count]);
+  std::vector<float> result(count);
   {
     nb::gil_scoped_release release;
-    kernels.exp(data, static_cast<std::int64_t>(count), result.get());
+    kernels.exp(data, static_cast<std::int64_t>(count), result.data());
   }
-  return nb::cast(to_numpy(std::move(result), count));
+  return nb::cast(make_array(std::move(result), {count}));
 }
 
 }  // namespace

@@ -1,19 +1,11 @@
 #include "engine.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <utility>
 
 namespace evensong {
 
 namespace {
-
-std::int64_t now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
-}
 
 // What is kept of a profile: an hour would fill the memory.
 constexpr std::size_t kMostSpans = 4'000'000;

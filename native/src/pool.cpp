@@ -25,12 +25,6 @@ constexpr std::int64_t kSpinBetweenSteps = 60'000;
 constexpr int kTurnsBetweenLooks = 32;
 constexpr std::size_t kLinesBetweenLooks = 4;
 
-std::int64_t now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
-}
-
 void rest() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -57,6 +51,12 @@ void wake_all(std::atomic<std::uint32_t>& word) {
 }
 
 }  // namespace
+
+std::int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
 
 std::vector<int> usable_processors() {
   std::vector<int> found;

@@ -129,7 +129,7 @@ class Linear : public Segment {
     args_.out = out.memory.data();
     args_.out_stride = out.stride;
     args_.out_type = out.type;
-    panels_ = (args_.weight.rows + kernels_.panel - 1) / kernels_.panel;
+    panels_ = num_panels(kernels_, args_.weight.rows, false);  // gated weights have as many
   }
   const char* name() const override { return sampled_rows_ ? "output_head" : "linear"; }
   std::int64_t rows(const Step& step) const { return sampled_rows_ ? step.num_samples() : step.num_rows(); }

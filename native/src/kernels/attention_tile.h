@@ -111,14 +111,6 @@ static inline float sum_of_lanes(Vec v) {
   return v[0] + v[1];
 }
 
-static inline IntVec lane_numbers() {
-#if EV_LANES == 16
-  return IntVec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#else
-  return IntVec{0, 1, 2, 3, 4, 5, 6, 7};
-#endif
-}
-
 // Keys begin..end of a row's scores that its query sees become capped scores, the others -inf.
 static inline void mask_scores(float* scores, int begin, int end, int visible_begin, int visible_end) {
   const Vec nothing = set1(-__builtin_inff());

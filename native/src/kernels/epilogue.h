@@ -40,19 +40,8 @@ static inline void add_columns(const LinearArgs& args, std::int64_t row, std::in
 // rounds once does not need two halves, and what `exp` makes of NaN does not matter under a NaN.
 static inline Vec over_one_plus_exp(Vec x, Vec exponent) {
 #if EV_LANES == 16
-  const __m512 low = _mm512_max_ps((__m512)exponent, _mm512_set1_ps(-104.0f));
-  const Vec clamped = (Vec)_mm512_min_ps(low, _mm512_set1_ps(89.0f));
-  const Vec n = round(clamped * set1(1.44269504088896341f));
-  Vec r = fma(n, set1(-0.693145751953125f), clamped);
-  r = fma(n, set1(-1.428606765330187e-6f), r);
-  Vec p = set1(1.9875691500e-4f);
-  p = fma(p, r, set1(1.3981999507e-3f));
-  p = fma(p, r, set1(8.3334519073e-3f));
-  p = fma(p, r, set1(4.1665795894e-2f));
-  p = fma(p, r, set1(1.6666665459e-1f));
-  p = fma(p, r, set1(5.0000001201e-1f));
-  p = fma(p, r * r, r) + set1(1.0f);
-  return x / (set1(1.0f) + (Vec)_mm512_scalef_ps((__m512)p, (__m512)n));
+  const Exponential e = exponential(exponent);
+  return x / (set1(1.0f) + (Vec)_mm512_scalef_ps((__m512)e.p, (__m512)e.n));
 #else
   return x / (set1(1.0f) + exp(exponent));
 #endif

@@ -26,8 +26,6 @@ static inline Mask equal(Vec a, Vec b) { return _mm512_cmp_ps_mask((__m512)a, (_
 static inline Mask unordered(Vec a, Vec b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q); }
 static inline std::uint32_t to_bits(Mask mask) { return mask; }
 static inline Vec keep(Mask mask, Vec x) { return (Vec)_mm512_maskz_mov_ps(mask, (__m512)x); }
-// The second where one is a NaN.
-static inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 #else
 using Mask = IntVec;
 static inline Mask at_least(Vec a, Vec b) { return a >= b; }
@@ -38,7 +36,6 @@ static inline Vec keep(Mask mask, Vec x) { return from_bits(bits(x) & mask); }
 static inline std::uint32_t to_bits(Mask mask) {
   return static_cast<std::uint32_t>(_mm256_movemask_ps((__m256)from_bits(mask)));
 }
-static inline Vec larger(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
 #else
 static inline std::uint32_t to_bits(Mask mask) {
   std::uint32_t result = 0;
@@ -51,15 +48,8 @@ static inline std::uint32_t to_bits(Mask mask) {
 #endif
   return result;
 }
-static inline Vec larger(Vec a, Vec b) { return max(a, b); }
 #endif
 #endif
-
-static inline IntVec lane_numbers() {
-  IntVec numbers;
-  for (int i = 0; i < kLanes; ++i) numbers[i] = i;
-  return numbers;
-}
 
 // Floats of a row from p on, of which `left` are there; the rest is -inf.
 static inline Vec load_part(const float* p, std::int64_t left) {

@@ -41,10 +41,7 @@ void store_as(DType type, void* out, std::int64_t index, const float* x, std::in
     std::memcpy(static_cast<float*>(out) + index, x, static_cast<std::size_t>(count) * 4);
     return;
   }
-  bf16* to = static_cast<bf16*>(out) + index;
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store_bf16(to + i, load(x + i));
-  for (; i < count; ++i) to[i] = round_bf16(x[i]);
+  convert(x, count, static_cast<bf16*>(out) + index);
 }
 
 // The first rotary_dim components of a head; component i is paired with i + rotary_dim / 2. Su et al., RoFormer, 2021.

@@ -34,14 +34,14 @@ static inline Row survey(const float* logits, std::int64_t count) {
       const Vec a = load(logits + start + v * kLanes);
       const Vec b = load(logits + start + (v + 1) * kLanes);
       nan |= unordered(a, b);
-      top[v] = larger(a, top[v]);
-      top[v + 1] = larger(b, top[v + 1]);
+      top[v] = max(a, top[v]);
+      top[v + 1] = max(b, top[v + 1]);
     }
   }
   for (int v = 0; v < kVectors && start < count; ++v, start += kLanes) {
     const Vec a = load_part(logits + start, count - start);
     nan |= unordered(a, a);
-    top[v] = larger(a, top[v]);
+    top[v] = max(a, top[v]);
   }
   Row row;
   row.logits = logits;

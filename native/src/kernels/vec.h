@@ -36,6 +36,14 @@ using HalfVec = std::uint16_t __attribute__((vector_size(2 * EV_LANES)));
 static inline Vec set1(float x) { return Vec{} + x; }
 static inline IntVec set1i(std::int32_t x) { return IntVec{} + x; }
 
+static inline IntVec lane_numbers() {
+#if EV_LANES == 16
+  return IntVec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+  return IntVec{0, 1, 2, 3, 4, 5, 6, 7};
+#endif
+}
+
 static inline Vec load(const float* p) {
   Vec v;
   std::memcpy(&v, p, sizeof v);
@@ -91,14 +99,6 @@ static inline float reduce_add(Vec v) {
   return lanes[0];
 }
 
-static inline float reduce_max(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
-}
-
 static inline Vec load_bf16(const bf16* p) {
 #if defined(EV_AVX512) || defined(EV_AVX512_BF16)
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -146,9 +146,12 @@ static inline void store_bf16(bf16* p, Vec v) {
 #endif
 }
 
-// e^x, within 2 units in the last place; 0 below -104 (also for -inf), +inf above 88.7; NaN stays one.
-static inline Vec exp(Vec x) {
-  // Halves of 2^n on both sides keep the scale a normal number where the result is denormal or close to overflow.
+// e^x as p * 2^n, for x between -104 and 89, else for the nearer of the two. What becomes of NaN is left open.
+struct Exponential {
+  Vec p, n;
+};
+
+static inline Exponential exponential(Vec x) {
   const Vec clamped = min(max(x, set1(-104.0f)), set1(89.0f));
   const Vec n = round(clamped * set1(1.44269504088896341f));
   Vec r = fma(n, set1(-0.693145751953125f), clamped);
@@ -160,11 +163,18 @@ static inline Vec exp(Vec x) {
   p = fma(p, r, set1(1.6666665459e-1f));
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(p, r * r, r) + set1(1.0f);
-  const IntVec whole = to_int(n);
+  return {p, n};
+}
+
+// e^x, within 2 units in the last place; 0 below -104 (also for -inf), +inf above 88.7; NaN stays one.
+static inline Vec exp(Vec x) {
+  const Exponential e = exponential(x);
+  // Halves of 2^n on both sides keep the scale a normal number where the result is denormal or close to overflow.
+  const IntVec whole = to_int(e.n);
   const IntVec half = whole >> 1;
   const Vec scale_a = from_bits((half + 127) << 23);
   const Vec scale_b = from_bits((whole - half + 127) << 23);
-  const Vec y = select(x < set1(-104.0f), Vec{}, p * scale_a * scale_b);
+  const Vec y = select(x < set1(-104.0f), Vec{}, e.p * scale_a * scale_b);
   return select(x != x, x, y);
 }
 

@@ -28,7 +28,7 @@ ReadTensor = Callable[[str, tuple[int, ...]], Float32]
 class Attention:
     """One layer's attention. `qk_norm`: the weights of a norm of each query and key head, in families that have it.
 
-    `scale` multiplies the scores; `window` positions are seen, the query's own included, or all.
+    `scale` multiplies the scores. Which positions a layer sees is its KV cache's business (LayerKVSpec.window).
     """
 
     layer: int
@@ -37,7 +37,6 @@ class Attention:
     head_dim: int
     scale: float
     rope: Rope
-    window: int | None = None
     qk_norm: Norm | None = None
     eps: float = 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from evensong.sources.model_description import Rope
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 # Positions whose angles are made at once, in float64.
 _POSITIONS = 4096
+
+
+def rotary_tables(rotary_dim: int, ropes: Iterable[Rope], max_positions: int) -> dict[Rope, tuple[Float32, Float32]]:
+    """The table of each of a model's embeddings, made once for all layers that share it."""
+    return {rope: rotary_table(rotary_dim, rope, max_positions) for rope in dict.fromkeys(ropes)}
 
 
 def rotary_table(rotary_dim: int, rope: Rope, max_positions: int) -> tuple[Float32, Float32]:

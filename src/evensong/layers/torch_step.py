@@ -12,7 +12,7 @@ from evensong.kernels.dispatch import OpSet
 from evensong.kernels.interface import Attention, Norm, Ops, Value, Weight
 from evensong.kernels.mode import NumericMode
 from evensong.layers.attention.metadata import AttentionMetadata
-from evensong.layers.rotary import rotary_table
+from evensong.layers.rotary import rotary_tables
 from evensong.layers.torch_builder import torch_dtype
 from evensong.sources.model_description import Activation, Rope
 
@@ -27,8 +27,8 @@ class RotaryTables:
 
     def __init__(self, rotary_dim: int, ropes: Sequence[Rope], max_positions: int, device: torch.device) -> None:
         self._tables: dict[Rope, CosSin] = {}
-        for rope in dict.fromkeys(ropes):
-            cos, sin = (torch.from_numpy(half) for half in rotary_table(rotary_dim, rope, max_positions))
+        for rope, table in rotary_tables(rotary_dim, ropes, max_positions).items():
+            cos, sin = (torch.from_numpy(half) for half in table)
             both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
             self._tables[rope] = both[0].unsqueeze(1).to(device), both[1].unsqueeze(1).to(device)
 

@@ -12,7 +12,7 @@ class CausalLM(ABC):
     """A decoder model with its weights. It computes nothing by itself: `forward` and `logits` say it in ops."""
 
     @abstractmethod
-    def kv_specs(self, dtype: str, dtype_size: int) -> list[LayerKVSpec]:
+    def kv_specs(self, dtype: str) -> list[LayerKVSpec]:
         """What each attention layer keeps per token, in a cache of `dtype`."""
 
     @abstractmethod

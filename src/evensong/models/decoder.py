@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evensong.kernels.interface import Attention, Builder, Norm, Ops, Value, Weight
+from evensong.kernels.mode import ITEM_BYTES
 from evensong.models.base import CausalLM
 from evensong.protocol.kv_spec import LayerKVSpec
 from evensong.sources.model_description import Activation, ModelDescription
@@ -92,7 +93,6 @@ class DecoderModel(CausalLM):
             head_dim=config.head_dim,
             scale=(config.query_pre_attn_scalar or config.head_dim) ** -0.5,
             rope=config.layer_ropes[index],
-            window=config.layer_windows[index],
             qk_norm=self.qk_norm(prefix, build),
             eps=config.rms_norm_eps,
         )
@@ -117,10 +117,10 @@ class DecoderModel(CausalLM):
         """The weight of an RMS norm over the residual stream."""
         return build.norm(f"{prefix}.weight", self.config.hidden_size, self.config.norm_weight_offset)
 
-    def kv_specs(self, dtype: str, dtype_size: int) -> list[LayerKVSpec]:
+    def kv_specs(self, dtype: str) -> list[LayerKVSpec]:
         config = self.config
         return [
-            LayerKVSpec(layer, config.num_kv_heads, config.head_dim, dtype, dtype_size, window)
+            LayerKVSpec(layer, config.num_kv_heads, config.head_dim, dtype, ITEM_BYTES[dtype], window)
             for layer, window in enumerate(config.layer_windows)
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from evensong.kernels.mode import NumericMode
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
@@ -36,7 +37,6 @@ class DeviceSettings:
     dtype: str
     kv_dtype: str = "auto"
     enforce_eager: bool = False
-    profiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,19 @@ class NotFiniteError(ArithmeticError):
     """A row of logits holds NaN, or nothing that is finite."""
 
 
+class KVMemory(Protocol):
+    """The memory of a device's KV cache, whatever holds it."""
+
+    def touch(self) -> bool:
+        """As Device.touch."""
+
+    def release(self) -> None:
+        """Gives the memory back; contents are lost."""
+
+    def restore(self) -> None:
+        """Takes it again."""
+
+
 class Device(ABC):
     """Weights, KV memory, forward passes and sampling. Every step is `start` and then `finish`, once each.
 
@@ -62,6 +75,7 @@ class Device(ABC):
     mode: NumericMode
     # Whether `start` only hands the step to threads of the device's own.
     steps_run_elsewhere = False
+    _kv: KVMemory | None = None
 
     @abstractmethod
     def load(self, files: ModelFiles, show: bool) -> None:
@@ -106,13 +120,17 @@ class Device(ABC):
     def describe(self) -> dict[str, str]:
         """The fingerprint parts that the device knows."""
 
-    @abstractmethod
     def touch(self) -> bool:
         """Finds the pages of some of the KV memory ahead of their use; False when nothing is left."""
+        return self._kv is not None and self._kv.touch()
 
-    @abstractmethod
     def keep_kv(self, keep: bool) -> None:
         """Gives the KV memory's pages back, contents lost, or takes them again."""
+        assert self._kv is not None, "prepare comes first"
+        if keep:
+            self._kv.restore()
+        else:
+            self._kv.release()
 
     @abstractmethod
     def watch_progress(self, page: ProgressPage) -> None:

@@ -13,8 +13,8 @@ from evensong.kernels.cpu.native import chosen_isa, extension, multiplies_bfloat
 from evensong.kernels.cpu.packed_file import PackedFile, packed_key, packed_path
 from evensong.kernels.cpu.packed_writer import PackedWriter, open_or_pack
 from evensong.kernels.cpu.recorder import Watchers
-from evensong.kernels.mode import ITEM_BYTES, numeric_mode
-from evensong.layers.rotary import rotary_table
+from evensong.kernels.mode import numeric_mode
+from evensong.layers.rotary import rotary_tables
 from evensong.models.base import CausalLM
 from evensong.models.check import check_model
 from evensong.models.loader import TensorReader, build_model
@@ -73,20 +73,15 @@ class NativeDevice(Device):
                 build_model(description, PackingBuilder(read, writer, self._isa, self.mode.stored))
             return {}
 
-        packed = self._verified(open_or_pack(path, key, pack, self._native.checksum, self._engine.threads))
-        if packed is None:  # it was damaged, and is gone now
-            packed = open_or_pack(path, key, pack, self._native.checksum, self._engine.threads)
+        packed = open_or_pack(path, key, pack, self._native.checksum, self._engine.threads)
         self._loaded = description, build_model(description, NativeBuilder(packed, self._isa)), packed
-
-    def _verified(self, packed: PackedFile) -> PackedFile | None:
-        return packed if packed.verify(self._native.checksum, self._engine.threads) else None
 
     def unload(self) -> None:
         self._plan, self._loaded = None, None
         self._last = ()
 
     def kv_specs(self) -> list[LayerKVSpec]:
-        return self._model[1].kv_specs(self.mode.kv, ITEM_BYTES[self.mode.kv])
+        return self._model[1].kv_specs(self.mode.kv)
 
     def available_memory(self) -> int:
         return available_memory_bytes()
@@ -95,10 +90,7 @@ class NativeDevice(Device):
         if self._kv is None:
             self._kv = HostKV(self.kv_specs(), kv_cache, self.mode.kv)
         description, model, _ = self._model
-        tables = {
-            rope: rotary_table(description.rotary_dim, rope, max_model_len)
-            for rope in dict.fromkeys(description.layer_ropes)
-        }
+        tables = rotary_tables(description.rotary_dim, description.layer_ropes, max_model_len)
         memory = LayerMemory(
             self._kv.arrays, self.kv_specs(), kv_cache, [tables[rope] for rope in description.layer_ropes]
         )
@@ -128,19 +120,18 @@ class NativeDevice(Device):
     def _sampled(self, index: int, row: SamplingRow, results: Any) -> Sampled:
         if row_changes_logits(row):
             return sample_row(self._logits_row(index), row, self._draws)
-        tokens, shifts, ranks, found, best_ids, best_values = results
-        token_id = int(tokens[index])
+        token_id = int(results[0][index])
         if token_id < 0:
             return Sampled(-1, error=NO_TOKEN)
         if row.params.num_logprobs is None:
             return Sampled(token_id)
-        best = slice(0, int(found[index]))
-        asked = row.params.logprob_token_ids or ()
-        shift, rank = float(shifts[index]), int(ranks[index])
-        logits = self._logits_row(index)
-        return Sampled(
-            token_id, compose(logits, token_id, shift, rank, best_ids[index, best], best_values[index, best], asked)
-        )
+        return Sampled(token_id, self._logprobs(index, token_id, results, row.params.logprob_token_ids or ()))
+
+    def _logprobs(self, index: int, token_id: int, results: Any, asked: Sequence[int] = ()) -> TokenLogprobs:
+        """Of the token, of the best and of `asked`, in a row of what the sampler has just given."""
+        _, shifts, ranks, found, ids, values = results
+        shift, rank, best = float(shifts[index]), int(ranks[index]), slice(0, int(found[index]))
+        return compose(self._logits_row(index), token_id, shift, rank, ids[index, best], values[index, best], asked)
 
     def _logits_row(self, index: int) -> Float32:
         plan = self._recording
@@ -148,17 +139,14 @@ class NativeDevice(Device):
         return row
 
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
-        scores = []
+        scores: list[TokenLogprobs] = []
         for first in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[first : first + ROWS_AT_ONCE]
             tokens = token_ids[first : first + len(part)]
-            _, shifts, ranks, found, ids, values = self._run_head(part, given_rows(tokens, num_best))
-            for index, token_id in enumerate(tokens):
-                if not np.isfinite(shifts[index]):
-                    raise NotFiniteError
-                best = slice(0, int(found[index]))
-                logits, shift, rank = self._logits_row(index), float(shifts[index]), int(ranks[index])
-                scores.append(compose(logits, token_id, shift, rank, ids[index, best], values[index, best], ()))
+            results = self._run_head(part, given_rows(tokens, num_best))
+            if not np.isfinite(results[1]).all():
+                raise NotFiniteError
+            scores.extend(self._logprobs(index, token_id, results) for index, token_id in enumerate(tokens))
         return scores
 
     def logits(self, rows: Sequence[int]) -> Float32:
@@ -179,16 +167,6 @@ class NativeDevice(Device):
     def describe(self) -> dict[str, str]:
         # Not the number of threads: no bit depends on it.
         return {"kernel_build": f"evensong {self._native.BUILD}", "isa": self._isa, "deterministic": "yes"}
-
-    def touch(self) -> bool:
-        return self._kv is not None and self._kv.touch()
-
-    def keep_kv(self, keep: bool) -> None:
-        assert self._kv is not None
-        if keep:
-            self._kv.restore()
-        else:
-            self._kv.release()
 
     def watch_progress(self, page: ProgressPage) -> None:
         self._engine.set_progress(np.frombuffer(page.words, dtype=np.uint64), TICKS_WORD, LAST_WORD)

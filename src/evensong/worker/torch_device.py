@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet, cpu_multiplies_bfloat16, describe_kernels, ops_for
-from evensong.kernels.mode import ITEM_BYTES, NumericMode, numeric_mode
+from evensong.kernels.mode import NumericMode, numeric_mode
 from evensong.layers.torch_builder import TorchBuilder, torch_dtype
 from evensong.layers.torch_step import RotaryTables, StepInputs, TorchStep
 from evensong.models.base import CausalLM
@@ -86,7 +86,7 @@ class TorchDevice(Device):
         gc.collect()
 
     def kv_specs(self) -> list[LayerKVSpec]:
-        return self._model.model.kv_specs(self.mode.kv, ITEM_BYTES[self.mode.kv])
+        return self._model.model.kv_specs(self.mode.kv)
 
     def available_memory(self) -> int:
         if self.kind == "cpu":
@@ -144,16 +144,6 @@ class TorchDevice(Device):
             "threads": str(torch.get_num_threads()) if self.kind == "cpu" else "1",
             **describe_kernels(self._torch),
         }
-
-    def touch(self) -> bool:
-        return self._kv is not None and self._kv.touch()
-
-    def keep_kv(self, keep: bool) -> None:
-        assert self._kv is not None
-        if keep:
-            self._kv.restore()
-        else:
-            self._kv.release()
 
     def watch_progress(self, page: ProgressPage) -> None:
         self._caches = _Watched(list(self._caches), page.tick)

@@ -26,23 +26,24 @@ class PackingBuilder(Builder):
         self._native = extension()
 
     def linear(self, parts: Mapping[str, int], in_features: int, *, bias: bool = False, gated: bool = False) -> Weight:
-        rows = sum(parts.values())
         weights = [self._read(f"{name}.weight", (size, in_features)) for name, size in parts.items()]
         self._pack(_key(parts), weights[0] if len(weights) == 1 else np.concatenate(weights), gated)
         if bias:
             values = np.concatenate([self._read(f"{name}.bias", (size,)) for name, size in parts.items()])
-            self._keep(f"{_key(parts)} bias", self._in_panels(self._rounded(values), rows, gated))
+            self._writer.add_plain(
+                f"{_key(parts)} bias", self._native.pack_bias(self._rounded(values), self._isa, gated)
+            )
         return None
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Norm:
-        self._keep(name, self._rounded(self._read(name, (size,))) + np.float32(offset))
+        self._writer.add_plain(name, self._rounded(self._read(name, (size,))) + np.float32(offset))
 
     def head_norms(self, parts: Mapping[str, int], head_dim: int, offset: float = 0.0) -> Norm:
         rows = []
         for name, heads in parts.items():
             weight = self._rounded(self._read(f"{name}.weight", (head_dim,))) + np.float32(offset)
             rows.append(np.broadcast_to(weight, (heads, head_dim)))
-        self._keep(_key(parts), np.concatenate(rows))
+        self._writer.add_plain(_key(parts), np.concatenate(rows))
 
     def table(self, name: str, rows: int, width: int) -> Weight:
         self._pack(name, self._read(name, (rows, width)), gated=False)
@@ -57,11 +58,6 @@ class PackingBuilder(Builder):
         target = self._writer.add(key, nbytes, TensorMeta(rows, cols, self._stored, gated))
         self._native.pack_into(np.ascontiguousarray(weight), self._isa, self._stored, gated, target)
 
-    def _keep(self, key: str, values: Float32) -> None:
-        rows, cols = (1, len(values)) if values.ndim == 1 else values.shape
-        target = self._writer.add(key, values.nbytes, TensorMeta(rows, cols, "float32", kind="plain"))
-        target.view(np.float32)[:] = values.reshape(-1)
-
     def _rounded(self, values: Float32) -> Float32:
         """In the stored dtype, and wide again: to the nearest, ties to even."""
         if self._stored == "float32":
@@ -69,15 +65,6 @@ class PackingBuilder(Builder):
         bits = np.ascontiguousarray(values).view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return np.where(np.isnan(values), values, rounded.view(np.float32))
-
-    def _in_panels(self, bias: Float32, rows: int, gated: bool) -> Float32:
-        """In the packed order of outputs, padded to whole panels."""
-        panel: int = self._native.isa_traits(self._isa)[0]
-        if not gated:
-            return np.concatenate([bias, np.zeros(-rows % panel, np.float32)])
-        half = panel // 2
-        padded = [np.concatenate([part, np.zeros(-len(part) % half, np.float32)]) for part in np.split(bias, 2)]
-        return np.stack([part.reshape(-1, half) for part in padded], axis=1).reshape(-1)
 
 
 class NativeBuilder(Builder):

@@ -275,13 +275,14 @@ def open_or_pack(
 ) -> PackedFile:
     """The packed weights in `path`, written first where they are not there: `pack` adds tensors and gives `extra`.
 
-    Processes that start at once wait for the one that packs, and map its file. What was there is not verified here.
+    Processes that start at once wait for the one that packs, and map its file. What was there is verified, and where
+    it is damaged packed anew.
     """
-    file = open_packed(path, key)
+    file = open_packed(path, key, checksum, threads)
     if file is not None:
         return file
     with _packing(path):
-        file = open_packed(path, key)
+        file = open_packed(path, key, checksum, threads)
         if file is not None:
             return file
         with PackedWriter(path, key) as writer:

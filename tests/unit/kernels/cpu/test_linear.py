@@ -357,6 +357,10 @@ def test_bad_arguments_raise(isa: str) -> None:
         lambda: _native.pack_into(weight, isa, "float32", False, packed[:-4].copy()),
         lambda: _native.pack_into(weight, isa, "float32", False, packed, 1, 0),
         lambda: _native.packed_size(4, 0, isa, "float32"),
+        lambda: _native.pack_bias(np.zeros(4), isa),
+        lambda: _native.pack_bias(np.zeros((2, 2), dtype=np.float32), isa),
+        lambda: _native.pack_bias(np.zeros(0, dtype=np.float32), isa),
+        lambda: _native.pack_bias(np.zeros(3, dtype=np.float32), isa, gated=True),
         lambda: _native.run_linears([(packed, 32, 8, "store")], isa, "float32", 0),
         lambda: _native.measure_gemm_peak(isa, "float32", 0),
     ):

@@ -247,6 +247,27 @@ def test_a_flipped_byte_of_a_tensor_is_seen_when_verified(
     assert open_packed(path, KEY, zlib_seeded, threads) is None and not path.exists()
 
 
+@pytest.mark.parametrize("removable", [True, False])
+def test_damaged_weights_are_packed_anew(
+    path: Path, removable: bool, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
+) -> None:
+    written(path)
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(content("c").tobytes())] ^= 1
+    path.write_bytes(whole)
+    if not removable:  # as in a folder that may only be read
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "unlink", refuse)
+        monkeypatch.setattr(packed_writer.tempfile, "mkstemp", refuse)
+    file = open_or_pack(path, KEY, pack, zlib_seeded, threads=2)
+    check_content(file)
+    assert (file.path == path) == removable and "bytes of c" in warnings()[0]
+    assert (path.read_bytes() == bytes(whole)) != removable
+
+
 def zlib_seeded(data: Bytes, seed: int) -> int:
     return zlib.crc32(data.data, seed)
 
