@@ -11,6 +11,7 @@ from enum import IntEnum
 import msgspec
 
 from evensong.protocol.errors import RequestError
+from evensong.protocol.structured import StructuredOutputsParams, structured_outputs
 from evensong.protocol.text import has_lone_surrogate
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -59,7 +60,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     leave room for max_tokens; `seed=None` draws one, which the response reports. `max_tokens=None` means as many as the
     context length allows. Only `allowed_token_ids` are sampled where they are given, and no token that would complete
     one of `bad_words`. `logprob_token_ids` get a log-probability at each position, beside the sampled token and the
-    best ones. `skip_reading_prefix_cache=True` computes the whole prompt.
+    best ones. `skip_reading_prefix_cache=True` computes the whole prompt. `structured_outputs` says what the output
+    must look like. `thinking_token_budget=k` lets a model reason for at most k tokens, where the server knows how its
+    reasoning ends.
     """
 
     n: int = 1
@@ -93,6 +96,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     logprob_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         self.stop = _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
@@ -108,6 +113,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
         self.logit_bias = _logit_bias(self.logit_bias)
         self.logprob_token_ids = _token_ids("logprob_token_ids", self.logprob_token_ids) or None
         self.repetition_detection = _repetition_detection(self.repetition_detection)
+        self.structured_outputs = structured_outputs(self.structured_outputs)
         self._check_numbers()
         self._check_lengths()
 
@@ -165,7 +171,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
                 raise RequestError(
                     "truncate_prompt_tokens must be -1 or at least 1, got 0", param="truncate_prompt_tokens"
                 )
-        for name in ("logprobs", "prompt_logprobs"):
+        for name in ("logprobs", "prompt_logprobs", "thinking_token_budget"):
             if (count := getattr(self, name)) is not None:
                 _integer(name, count, 0, INT64_MAX)
         if len(self.logprob_token_ids or ()) > MAX_LOGPROB_TOKEN_IDS:
