@@ -40,18 +40,15 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1.0),
     "lora_request": (None,),
     "modalities": (None, ["text"]),
-    "reasoning_effort": (None, "none"),
     "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
     "use_beam_search": (None, False),
     "web_search_options": (None,),
 }
 # Accepted and without effect on the answer.
 ADVISORY = frozenset(
-    {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
+    {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"}
     | {"prompt_cache_retention", "verbosity", "stream_interval", "spaces_between_special_tokens"}
 )
 
@@ -212,6 +209,11 @@ class ChatForm(GenerationForm):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    include_reasoning: bool | None = True
+    reasoning_effort: str | None = None
 
     def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
         """The engine's max_tokens; where nothing is said, an answer may fill the context, as with the peers."""
