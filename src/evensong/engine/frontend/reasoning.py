@@ -12,7 +12,7 @@ Phase = Literal["open", "done", "undecided"]
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """One family's way. With `assumed` an output is reasoning from its first character unless the prompt has ended it."""
+    """One family's way. With `assumed` an output begins with reasoning, unless the prompt has ended it."""
 
     name: str
     start_marker: str

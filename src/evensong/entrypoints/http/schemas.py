@@ -243,6 +243,8 @@ class TokenizeForm(Form):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = False
 
 

@@ -13,8 +13,8 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 class CallReader:
     """Reads `{"name": …, "arguments": {…}}`, keys in any order and others among them; with `name` the arguments alone.
 
-    `started`: it is a call, of a tool in `names`. `ended`: no more of it comes, also where it broke off. `failed`: it is
-    no call; `raw` is what it took.
+    `started`: it is a call, of a tool in `names`. `ended`: no more of it comes, also where it broke off. `failed`: it
+    is no call; `raw` is what it took.
     """
 
     def __init__(self, names: Collection[str], name: str | None = None) -> None:

@@ -37,6 +37,11 @@ class ToolFormat:
     id_chars: int = 24
     id_prefix: str = "call_"
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that some tokenizers have as special tokens; the parser must see them."""
+        return tuple(filter(None, (*self.openers, self.closer, self.named, "[CALL_ID]" if self.named else "")))
+
     def call_id(self, prompt: str, choice: int, index: int) -> str:
         """A call's id. The same request has the same ids; in a conversation, where prompts grow, none comes twice."""
         digest = hashlib.blake2b(f"{choice} {index} {prompt}".encode(), digest_size=16).hexdigest()
@@ -155,14 +160,3 @@ TOOL_FORMATS = {
         ),
     )
 }
-DEFAULT_FORMAT = "hermes"
-
-
-def detected_format(template: str | None) -> str:
-    """The format that a chat template shows to its model."""
-    text = template or ""
-    if "[TOOL_CALLS]" in text:
-        return "mistral_named" if "[ARGS]" in text else "mistral"
-    if "<tool_call>" not in text and ("<|python_tag|>" in text or '"parameters": ' in text and "<|eom_id|>" in text):
-        return "llama3_json"
-    return DEFAULT_FORMAT

@@ -12,7 +12,7 @@ def find_first(text: str, markers: Sequence[str]) -> tuple[int, str]:
 
 
 def num_held(text: str, markers: Sequence[str], *, spaces: bool = False) -> int:
-    """Length of the end of `text` that may be the beginning of a marker; with `spaces`, of white space before it too."""
+    """Length of the end of `text` that may begin a marker; with `spaces`, of the white space before it too."""
     longest = max((_overlap(text, marker) for marker in markers), default=0)
     if not spaces:
         return longest

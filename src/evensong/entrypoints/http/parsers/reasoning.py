@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from evensong.engine.frontend.detokenizer import TokenTexts
 from evensong.engine.frontend.reasoning import Phase, ReasoningFormat
 from evensong.entrypoints.http.parsers.base import Delta
 from evensong.entrypoints.http.parsers.markers import num_held
@@ -69,3 +72,39 @@ class ReasoningParser:
             text = text.lstrip()
             self._trim = not text
         return text
+
+
+class ReasoningTokens:
+    """Counts an output's tokens up to the one that ends its reasoning."""
+
+    def __init__(self, form: ReasoningFormat, phase: Phase, texts: TokenTexts) -> None:
+        self._start = form.start_marker.encode()
+        self._end = form.end_marker.encode()
+        self._phase: Phase = phase
+        self._texts = texts
+        self._tail = b""
+        self._num_waiting = 0
+
+    def add(self, token_ids: Iterable[int]) -> int:
+        """How many of these tokens, and of those that waited, are reasoning."""
+        count = 0
+        for token_id in token_ids:
+            if self._phase == "done":
+                break
+            self._tail += self._texts.bytes_of(token_id)
+            self._num_waiting += 1
+            if self._phase == "undecided":
+                self._decide()
+            if self._phase == "open":
+                count, self._num_waiting = count + self._num_waiting, 0
+                if self._end in self._tail:
+                    self._phase = "done"
+                self._tail = self._tail[-len(self._end) :]
+        return count
+
+    def _decide(self) -> None:
+        bare = self._tail.lstrip()
+        if bare.startswith(self._start):
+            self._phase = "open"
+        elif not self._start.startswith(bare):
+            self._phase = "done"

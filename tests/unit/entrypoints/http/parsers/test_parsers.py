@@ -52,7 +52,12 @@ ADDED = ("add", '{"a":1,"b" : 2}')
 ASKED = ("get_weather", ARGUMENTS)
 READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", "", [ASKED]),
-    ("hermes", f"Let me see.\n\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{ADD}</tool_call>\n", "Let me see.", [ASKED, ADDED]),
+    (
+        "hermes",
+        f"Let me see.\n\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{ADD}</tool_call>\n",
+        "Let me see.",
+        [ASKED, ADDED],
+    ),
     ("hermes", f"<tool_call>{ADD}</tool_call> Done. \n", " Done. \n", [ADDED]),
     ("hermes", f"<tool_call>\n{OTHER}\n</tool_call>", f"<tool_call>\n{OTHER}\n</tool_call>", []),
     ("hermes", f"<tool_call>\n{OTHER}\n</tool_call><tool_call>{ADD}", f"<tool_call>\n{OTHER}\n</tool_call>", [ADDED]),
@@ -66,10 +71,25 @@ READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1}</tool_call>x', "x", [("add", '{"a": 1}')]),
     ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1</tool_call>', "", [("add", '{"a": 1')]),
     ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_c', "", [("add", '{"a": 1}')]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": "no"}</tool_call>', '<tool_call>{"name": "add", "arguments": "no"}</tool_call>', []),
-    ("hermes", '<tool_call>{"id": 1, "name": "add", "x": [true, null], "arguments": {}}</tool_call>', "", [("add", "{}")]),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": "no"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": "no"}</tool_call>',
+        [],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"id": 1, "name": "add", "x": [true, null], "arguments": {}}</tool_call>',
+        "",
+        [("add", "{}")],
+    ),
     ("llama3_json", '{"name": "add", "parameters": {"a": "1; 2"}}', "", [("add", '{"a": "1; 2"}')]),
-    ("llama3_json", f'<|python_tag|>{{"type": "function", "name": "add", "parameters": {{}}}}; {ADD}', "", [("add", "{}"), ADDED]),
+    (
+        "llama3_json",
+        f'<|python_tag|>{{"type": "function", "name": "add", "parameters": {{}}}}; {ADD}',
+        "",
+        [("add", "{}"), ADDED],
+    ),
     ("llama3_json", f"\n{ADD}\n{CALL}", "", [ADDED, ASKED]),
     ("llama3_json", f"[{ADD}, {CALL}]", "", [ADDED, ASKED]),
     ("llama3_json", f"The answer: {ADD}", f"The answer: {ADD}", []),
@@ -79,7 +99,12 @@ READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("mistral", f"Well. [TOOL_CALLS][{ADD}]", "Well.", [ADDED]),
     ("mistral", f"[TOOL_CALLS] [{OTHER}, {ADD}]", f"[TOOL_CALLS] [{OTHER}, {ADD}]", []),
     ("mistral", "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
-    ("mistral_named", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}[TOOL_CALLS]add[CALL_ID]abc[ARGS]{{}}", "", [ASKED, ("add", "{}")]),
+    (
+        "mistral_named",
+        f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}[TOOL_CALLS]add[CALL_ID]abc[ARGS]{{}}",
+        "",
+        [ASKED, ("add", "{}")],
+    ),
     ("mistral_named", "[TOOL_CALLS]add{}", "", [("add", "{}")]),
     ("mistral_named", "[TOOL_CALLS]nobody[ARGS]{}", "[TOOL_CALLS]nobody[ARGS]{}", []),
     ("mistral_named", '[TOOL_CALLS]add[ARGS]{"a": [', "", [("add", '{"a": [')]),
@@ -91,7 +116,7 @@ READ: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("json", " [] ", " [] ", []),
     ("json", "Hello {}", "Hello {}", []),
     ("none", f"<tool_call>{ADD}</tool_call>", f"<tool_call>{ADD}</tool_call>", []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("form", "text", "content", "expected"), READ)
@@ -147,7 +172,23 @@ def test_the_deltas_join_to_the_whole_at_every_cut(text: str, setting: tuple[str
 
 
 PIECES = [
-    *("<tool_call>", "</tool_call>", "\n", " ", "{", "}", "[", "]", '"name"', ":", ",", '"add"', '"arguments"', "a", '"'),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "\n",
+        " ",
+        "{",
+        "}",
+        "[",
+        "]",
+        '"name"',
+        ":",
+        ",",
+        '"add"',
+        '"arguments"',
+        "a",
+        '"',
+    ),
     *("[TOOL_CALLS]", "[ARGS]", "add", "<|python_tag|>", ";", "<think>", "</think>", ADD, CALL, OTHER, "\\", "1", "<"),
 ]
 
