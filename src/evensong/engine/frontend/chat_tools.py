@@ -119,7 +119,7 @@ def _check_schema(where: str, schema: object, depth: int) -> None:
         for name, one in inner.items():
             _check_schema(f"{where}.{key}.{name:.40}", one, depth - 1)
     for key in _SCHEMA_LISTS:
-        several = schema.get(key, [{}])
+        several = schema.get(key, [True])
         if not isinstance(several, list) or not several:
             raise RequestError(f"{where}.{key} must be a list of schemas", param=where)
         for index, one in enumerate(several):
