@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from benchmarks.function_calls import FILES, FOLDER, cases, judge_all
 from openai import BadRequestError, OpenAI
 
 from tests.server.harness import Server, Survivors, events
@@ -249,3 +250,12 @@ def test_text_comes_while_it_is_written(server: Server) -> None:
         deltas = [event["choices"][0]["delta"] for event in events(response) if event["choices"]]
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert len(calls) > 4 and [("name" in call["function"]) for call in calls] == [True] + [False] * (len(calls) - 1)
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="the leaderboard's data is not beside this folder")
+def test_calls_of_the_leaderboard(server: Server) -> None:
+    """A sample of benchmarks/bfcl.py."""
+    asked = [case for category in FILES for case in cases(category, limit=4)]
+    verdicts = judge_all(server.url, "demo", asked, max_tokens=512, at_once=6)
+    assert not [(verdict.name, verdict.faults) for verdict in verdicts if verdict.faults]
+    assert sum(verdict.num_calls for verdict in verdicts) >= len(asked) == 12

@@ -15,10 +15,11 @@ from evensong.scheduler.grammar.llguidance_backend import LLGuidance
 from evensong.scheduler.grammar.vocabulary import Vocabulary
 from evensong.testing.byte_tokenizer import byte_ids, byte_tokenizer
 
+A, T = {"a": {"type": "integer"}}, {"t": {"enum": ["é👋"]}}
 SCHEMAS: dict[str, Any] = {
-    "add": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
-    "say": {"type": "object", "properties": {"t": {"enum": ["é👋"]}}, "required": ["t"], "additionalProperties": False},
-}  # fmt: skip
+    "add": {"type": "object", "properties": A, "required": ["a"], "additionalProperties": False},
+    "say": {"type": "object", "properties": T, "required": ["t"], "additionalProperties": False},
+}
 TOKENIZER = byte_tokenizer()
 VOCABULARY = Vocabulary(lambda: TOKENIZER, TOKENIZER.vocab_size)
 
