@@ -68,27 +68,33 @@ def prepare_schema_object(
     """As `prepare_schema`, but the schema's own JSON text: what `%json` of a Lark grammar takes."""
     root = _parse(text)
     options = _whitespace(any_whitespace, whitespace_pattern)
-    first = _attempt(root, options, closed=not additional_properties, guarded=True)
-    if isinstance(first, str):
-        return first
-    second = _attempt(root, options, closed=not additional_properties, guarded=False)
-    if isinstance(second, str):
-        return second
-    raise second
+    answer: str | RequestError | None = None
+    for guarded, split in ((True, False), (False, False), (False, True)):
+        rewriter = Rewriter(root, closed=not additional_properties, guarded=guarded, split=split)
+        answer = _attempt(rewriter, options)
+        if isinstance(answer, str):
+            return answer
+        if answer is not None and (split or (not guarded and "oneOf" not in rewriter.places)):
+            break
+    assert answer is not None
+    raise answer
 
 
-def _attempt(root: Any, options: dict[str, Any], *, closed: bool, guarded: bool) -> str | RequestError:
-    rewriter = Rewriter(root, closed=closed, guarded=guarded)
+def _attempt(rewriter: Rewriter, options: dict[str, Any]) -> str | RequestError | None:
+    """The schema rewritten, what the backend says against it, or None where keys cannot be guarded."""
     written = rewriter.rewrite()
     if written is False:
         return RequestError("no value satisfies the JSON schema", param=PARAM)
     if not isinstance(written, dict):
         written = {}
     if rewriter.plain_keys:
+        if rewriter.guarded:
+            return None
         options = {**options, "json_allowed_escapes": 'nrbtf\\"'}
     else:
         options = {**options, "json_allow_general_unicode_escapes": True}
-    schema = json.dumps({"x-guidance": options, **written}, ensure_ascii=False, separators=(",", ":"))
+    # Last: where it is taken out the backend moves the last key, and the order of properties follows that of keys.
+    schema = json.dumps({**written, "x-guidance": options}, ensure_ascii=False, separators=(",", ":"))
     complaint = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema), limits=GRAMMAR_LIMITS)
     return _explained(complaint, rewriter) if complaint else schema
 

@@ -9,7 +9,9 @@ PARAM = "structured_outputs"
 
 def refused(keyword: str, path: str, why: str) -> RequestError:
     """The schema is well-formed, but `keyword` at `path` (a JSON pointer) cannot be enforced."""
-    return RequestError(f"the JSON schema's keyword {keyword!r:.60} at {_short(path)} cannot be enforced: {why}", param=PARAM)
+    return RequestError(
+        f"the JSON schema's keyword {keyword!r:.60} at {_short(path)} cannot be enforced: {why}", param=PARAM
+    )
 
 
 def malformed(keyword: str, path: str, why: str) -> RequestError:

@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from evensong.scheduler.grammar.schema_errors import malformed, refused
 from evensong.scheduler.grammar.schema_formats import FORMAT_LENGTHS, TEXT_FORMATS
-from evensong.scheduler.grammar.schema_pattern import literal
+from evensong.scheduler.grammar.schema_pattern import PatternError, literal
 from evensong.scheduler.grammar.schema_refs import NAMED, ONE
 from evensong.scheduler.grammar.schema_values import MAX_LENGTH, count, pattern
 
@@ -55,7 +55,10 @@ class Names:
         names = wanted["enum"] if "enum" in wanted else [wanted["const"]]
         if not isinstance(names, list):
             raise malformed("enum", path, "must be a list of values")
-        texts = [literal(name) for name in names if isinstance(name, str)]
+        try:
+            texts = [literal(name) for name in names if isinstance(name, str)]
+        except PatternError as error:
+            raise refused("propertyNames", path, str(error)) from error
         if texts:
             self.pattern = f"^(?:{'|'.join(texts)})$"
 

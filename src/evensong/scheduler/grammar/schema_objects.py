@@ -56,10 +56,11 @@ def _schemas(node: dict[str, Any], keyword: str, path: str, inner: Inner) -> dic
 
 
 def _required(node: dict[str, Any], path: str) -> list[str]:
-    return _names(node.get("required", []), "required", path)
+    return names_of(node.get("required", []), "required", path)
 
 
-def _names(value: object, keyword: str, path: str) -> list[str]:
+def names_of(value: object, keyword: str, path: str) -> list[str]:
+    """A list of property names, each once."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise malformed(keyword, path, "must be a list of property names")
     if any(map(has_lone_surrogate, value)):
@@ -110,7 +111,8 @@ def _write(
     names = [*properties, *(name for name in required if name not in properties)]
     if rest is not False and (names or patterns):
         characters = sum(map(len, names))
-        short = characters <= _MAX_GUARDED_CHARACTERS and max(map(len, names), default=0) <= _MAX_GUARDED_KEY
+        short = not any("\0" in name for name in names)
+        short = short and characters <= _MAX_GUARDED_CHARACTERS and max(map(len, names), default=0) <= _MAX_GUARDED_KEY
         if rewriter.guarded and short and not patterns:
             properties = {**properties, **{name: rest for name in names if name not in properties}}
             patterns, rest = {f"^(?:{none_of(names)})$": rest}, False
@@ -148,9 +150,7 @@ def _counts(
         written["maxProperties"] = high
 
 
-def _dependencies(
-    rewriter: Rewriter, node: dict[str, Any], path: str, inner: Inner, written: dict[str, Any]
-) -> None:
+def _dependencies(rewriter: Rewriter, node: dict[str, Any], path: str, inner: Inner, written: dict[str, Any]) -> None:
     """Either the property is not there, or what it asks for holds."""
     found: list[Any] = []
     for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
@@ -161,8 +161,8 @@ def _dependencies(
             raise refused(keyword, path, f"more than {MAX_DEPENDENCIES} of them have too many combinations")
         for name, wanted in value.items():
             if isinstance(wanted, list) and keyword != "dependentSchemas":
-                names = _names(wanted, keyword, path)
-                holds: Any = {"required": [name, *(each for each in names if each != name)]} if names else True
+                names = names_of(wanted, keyword, path)
+                holds: Any = {"required": [*(each for each in names if each != name), name]} if names else True
             else:
                 if keyword == "dependentRequired":
                     raise malformed(keyword, path, "must be an object of lists of names")

@@ -70,6 +70,8 @@ def search_body(pattern: str) -> str:
 
 def literal(text: str) -> str:
     """A regular expression that matches `text` and nothing else."""
+    if "\0" in text:
+        raise PatternError("U+0000 cannot be enforced")
     return "".join(_character(ord(character)) for character in text)
 
 
@@ -128,15 +130,32 @@ def _character(point: int) -> str:
         return chr(point)
     if 0xD800 <= point <= 0xDFFF:
         raise PatternError("it holds half of a surrogate pair")
+    if point == 0:
+        return "\\x{0}"
     return f"\\x{{{point:X}}}"
 
 
 def _class(ranges: Ranges, properties: Sequence[str] = (), *, negated: bool = False) -> str:
-    """A character class; without `ranges` and `properties`, and negated, any character."""
+    """A character class; without `ranges` and `properties`, and negated, any character.
+
+    The backend takes a class with nearly all control characters for one with all characters, `"` and `\\` among them.
+    One that lacks either is spelled without U+0000, which avoids that; no U+0000 is ever written in such a place.
+    """
     if not ranges and not properties:
         if not negated:
             raise PatternError("it has an empty class, which nothing matches")
         return "(?s:.)"
+    if negated:
+        punctuation = any(name in ("\\p{P}", "\\p{Po}") for name in properties)
+        if (punctuation or _holds(ranges, 34) or _holds(ranges, 92)) and not _holds(ranges, 0):
+            ranges = [(0, 0), *ranges]
+    else:
+        if any(name in ("\\P{P}", "\\P{Po}") for name in properties):
+            raise PatternError("all but punctuation cannot be part of a class")
+        if not (_holds(ranges, 34) and _holds(ranges, 92)):
+            ranges = [(max(low, 1), high) for low, high in ranges if high > 0]
+            if not ranges and not properties:
+                raise PatternError("U+0000 cannot be enforced")
     parts = []
     for low, high in ranges:
         # Surrogates are no characters: a range may span them, not end in them.
@@ -144,6 +163,10 @@ def _class(ranges: Ranges, properties: Sequence[str] = (), *, negated: bool = Fa
         if low <= high:
             parts.append(_character(low) if low == high else f"{_character(low)}-{_character(high)}")
     return f"[{'^' if negated else ''}{''.join(parts)}{''.join(properties)}]"
+
+
+def _holds(ranges: Ranges, point: int) -> bool:
+    return any(low <= point <= high for low, high in ranges)
 
 
 def _complement(ranges: Ranges) -> Ranges:
@@ -208,9 +231,13 @@ class _Parser:
                 return _Atom(_class(_LINE_ENDS, negated=True))
             case "\\":
                 ranges, properties, negated = self._escape(in_class=False)
+                if properties and properties[0][1] == "P":
+                    properties, negated = [f"\\p{properties[0][2:]}"], True
                 return _Atom(_class(ranges, properties, negated=negated))
             case "*" | "+" | "?":
                 raise PatternError(f"{character!r} has nothing to repeat")
+            case "\0":
+                raise PatternError("U+0000 cannot be enforced")
             case _:
                 return _Atom(_character(ord(character)))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evensong.scheduler.grammar import schema_arrays, schema_objects, schema_values
-from evensong.scheduler.grammar.schema_conditions import conditions
+from evensong.scheduler.grammar.schema_conditions import conditions, split
 from evensong.scheduler.grammar.schema_errors import malformed, refused, step, too_large
 from evensong.scheduler.grammar.schema_refs import References
 
@@ -27,9 +27,6 @@ _REFUSED = {
     "extends": "it is of draft 3",
 }
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
-_VALUES = frozenset(
-    "const enum exclusiveMaximum exclusiveMinimum format maximum maxLength minimum minLength multipleOf pattern".split()
-)
 
 
 class Rewriter:
@@ -37,26 +34,29 @@ class Rewriter:
 
     `guarded`: keys that a schema does not name are kept apart from those that it names by a pattern, so that escapes
     (`"\\u0061"`) may be used elsewhere. Where two such schemas meet in an `allOf` the backend cannot do that;
-    `plain_keys` then says that no escape may be written anywhere.
+    `plain_keys` then says that no escape may be written anywhere. `split`: options of a `oneOf` may overlap.
     """
 
-    def __init__(self, root: Any, *, closed: bool, guarded: bool) -> None:
-        draft = root.get("$schema") if isinstance(root, dict) else None
+    def __init__(self, root: Any, *, closed: bool, guarded: bool, split: bool = False) -> None:
+        draft = root.get("$schema", "json-schema.org") if isinstance(root, dict) else None
+        if isinstance(draft, str) and "json-schema.org" not in draft:
+            raise refused("$schema", "#", "what keywords mean in that dialect is not known")
         self.old = isinstance(draft, str) and any(name in draft for name in _OLD_DRAFTS)
         self.closed = closed
         self.guarded = guarded
+        self.split = split
         self.plain_keys = False
         self.places: dict[str, list[str]] = {}
         self.divisors: list[int] = []
         self._root = root
-        self._references = References(root, old=self.old)
-        self._names: dict[int, str] = {}
+        self.references = References(root, old=self.old)
+        self._names: dict[str, str] = {}
         self._waiting: list[tuple[Any, str, str, str]] = []
         self._nodes = 0
 
     def rewrite(self) -> Any:
         """The whole schema. Raises RequestError."""
-        written = self.schema(self._root, "#", 0, self._references.root_base)
+        written = self.schema(self._root, "#", 0, self.references.root_base)
         definitions: dict[str, Any] = {}
         while self._waiting:
             node, path, base, name = self._waiting.pop()
@@ -79,7 +79,7 @@ class Rewriter:
             return node
         if not isinstance(node, dict):
             raise malformed(path.rsplit("/", 1)[-1], path, "is no schema: it must be an object, true or false")
-        base = self._references.base(node, base)
+        base = self.references.base(node, base)
 
         def inner(child: Any, *where: str | int) -> Any:
             place = path
@@ -95,7 +95,7 @@ class Rewriter:
             written["$ref"] = self._reference(node["$ref"], path, base)
             if self.old:
                 return written
-        self._applicators(node, path, inner, written)
+        self._applicators(node, path, base, inner, written)
         return written
 
     def conjoin(self, written: dict[str, Any], *more: Any) -> None:
@@ -107,16 +107,18 @@ class Rewriter:
         self.places.setdefault(keyword, []).append(path)
 
     def _reference(self, reference: object, path: str, base: str) -> str:
-        target, place, target_base = self._references.resolve(reference, base, path)
+        target, place, target_base = self.references.resolve(reference, base, path)
         self.note("$ref", path)
-        name = self._names.get(id(target)) if isinstance(target, dict) else None
+        key = str(id(target)) if isinstance(target, dict) else f"{target_base} {place}"
+        name = self._names.get(key)
         if name is None:
-            name = f"d{len(self._names)}" if isinstance(target, dict) else f"b{place}"
-            self._names[id(target)] = name
+            name = self._names[key] = f"d{len(self._names)}"
             self._waiting.append((target, place, target_base, name))
         return f"#/$defs/{name}"
 
-    def _applicators(self, node: dict[str, Any], path: str, inner: Callable[..., Any], written: dict[str, Any]) -> None:
+    def _applicators(
+        self, node: dict[str, Any], path: str, base: str, inner: Callable[..., Any], written: dict[str, Any]
+    ) -> None:
         """Keywords in the order in which they stand: it decides the order of an object's properties."""
         done = set()
         for keyword, value in node.items():
@@ -124,8 +126,8 @@ class Rewriter:
                 written["type"] = _types(value, path)
             elif keyword in ("allOf", "anyOf", "oneOf"):
                 self.note(keyword, path)
-                self._combined(keyword, value, path, inner, written)
-            elif keyword in _VALUES and "values" not in done:
+                self._combined(keyword, value, path, base, inner, written)
+            elif keyword in schema_values.KEYWORDS and "values" not in done:
                 done.add("values")
                 schema_values.rewrite(self, node, path, written)
             elif keyword in schema_arrays.KEYWORDS and "array" not in done:
@@ -134,16 +136,18 @@ class Rewriter:
             elif keyword in schema_objects.KEYWORDS and "object" not in done:
                 done.add("object")
                 schema_objects.rewrite(self, node, path, inner, written)
-        conditions(self, node, path, inner, written)
+        conditions(self, node, path, base, inner, written)
 
     def _combined(
-        self, keyword: str, value: object, path: str, inner: Callable[..., Any], written: dict[str, Any]
+        self, keyword: str, value: object, path: str, base: str, inner: Callable[..., Any], written: dict[str, Any]
     ) -> None:
         if not isinstance(value, list) or not value:
             raise malformed(keyword, path, "must be a list of schemas")
         options = [inner(each, keyword, index) for index, each in enumerate(value)]
         if keyword == "allOf":
             self.conjoin(written, *options)
+        elif keyword == "oneOf" and self.split and len(options) > 1:
+            self.conjoin(written, split(self, value, options, path, base))
         elif keyword in written:
             self.conjoin(written, {keyword: options})
         else:

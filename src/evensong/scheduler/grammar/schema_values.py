@@ -14,6 +14,9 @@ from evensong.scheduler.grammar.schema_pattern import PatternError, translate_pa
 if TYPE_CHECKING:
     from evensong.scheduler.grammar.schema_rewrite import Rewriter
 
+KEYWORDS = frozenset(
+    "const enum exclusiveMaximum exclusiveMinimum format maximum maxLength minimum minLength multipleOf pattern".split()
+)
 MAX_LENGTH = 1_000_000
 MAX_VALUES = 4096
 MAX_VALUE_DEPTH = 32
@@ -29,7 +32,7 @@ def rewrite(rewriter: Rewriter, node: dict[str, Any], path: str, written: dict[s
     """Writes the keywords of `node` that this module knows."""
     _constants(node, path, written)
     _text(rewriter, node, path, written)
-    _bounds(node, path, written)
+    bounds(node, path, written)
     if "multipleOf" in node:
         written["multipleOf"] = _divisor(rewriter, node["multipleOf"], path)
     if "format" in node:
@@ -119,7 +122,8 @@ def pattern(value: object, keyword: str, path: str) -> str:
         raise refused(keyword, path, str(error)) from error
 
 
-def _bounds(node: dict[str, Any], path: str, written: dict[str, Any]) -> None:
+def bounds(node: dict[str, Any], path: str, written: dict[str, Any]) -> None:
+    """Writes the bounds of numbers that `node` has."""
     found: dict[str, int | float] = {}
     for keyword in _BOUNDS:
         if keyword not in node:
