@@ -68,16 +68,17 @@ def prepare_schema_object(
     """As `prepare_schema`, but the schema's own JSON text: what `%json` of a Lark grammar takes."""
     root = _parse(text)
     options = _whitespace(any_whitespace, whitespace_pattern)
-    answer: str | RequestError | None = None
+    refusal: RequestError | None = None
     for guarded, split in ((True, False), (False, False), (False, True)):
         rewriter = Rewriter(root, closed=not additional_properties, guarded=guarded, split=split)
         answer = _attempt(rewriter, options)
         if isinstance(answer, str):
             return answer
-        if answer is not None and (split or (not guarded and "oneOf" not in rewriter.places)):
+        refusal = answer or refusal
+        if not guarded and "oneOf" not in rewriter.places:
             break
-    assert answer is not None
-    raise answer
+    assert refusal is not None
+    raise refusal
 
 
 def _attempt(rewriter: Rewriter, options: dict[str, Any]) -> str | RequestError | None:

@@ -12,8 +12,18 @@ if TYPE_CHECKING:
     from evensong.scheduler.grammar.schema_rewrite import Rewriter
 
 KEYWORDS = frozenset(
-    "additionalItems contains items maxContains maxItems minContains minItems prefixItems unevaluatedItems"
-    " uniqueItems".split()
+    [
+        "additionalItems",
+        "contains",
+        "items",
+        "maxContains",
+        "maxItems",
+        "minContains",
+        "minItems",
+        "prefixItems",
+        "unevaluatedItems",
+        "uniqueItems",
+    ]
 )
 MAX_ITEMS = 10_000
 _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "contains")

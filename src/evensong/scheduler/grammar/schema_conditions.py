@@ -1,7 +1,7 @@
 """`not`, `if` with `then` and `else`, and `oneOf` whose options overlap: written as alternatives.
 
-A grammar cannot say "not this", but for many schemas what is left can be said: of a type the other types, of a bound the
-other side, of a list of texts a pattern for all others. Where that is so the negation is written out; elsewhere the
+A grammar cannot say "not this", but for many schemas what is left can be said: of a type the other types, of a bound
+the other side, of a list of texts a pattern for all others. Where that is so the negation is written out; elsewhere the
 keyword is refused.
 """
 
@@ -114,11 +114,10 @@ class Negation:
             return self._type(value)
         if keyword in ("const", "enum"):
             return self._listed(value if keyword == "enum" else [value], path)
-        if keyword in _OPPOSITES and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if keyword == f"exclusive{keyword[9:]}" or f"exclusive{keyword.capitalize()}" not in node:
-                bounds: dict[str, Any] = {}
-                schema_values.bounds({_OPPOSITES[keyword]: value}, path, bounds)
-                return [{"type": "number", **bounds}]
+        if keyword in _OPPOSITES and not any(isinstance(node.get(bound), bool) for bound in _OPPOSITES):
+            bounds: dict[str, Any] = {}
+            schema_values.bounds({_OPPOSITES[keyword]: value}, path, bounds)
+            return [{"type": "number", **bounds}]
         if keyword in _COUNTS:
             return self._count(keyword, node, path)
         if keyword in ("required", "properties"):

@@ -1,8 +1,8 @@
 """`format` as patterns: what a text of each format looks like, as precisely as a regular expression can say it.
 
-Nothing outside a format is let through. Inside, three rare spellings are never written: a leap second is only written in
-UTC, a host name has no label in punycode (whether such a label is valid depends on what it decodes to), and an e-mail
-address is ASCII.
+Nothing outside a format is let through. Inside, three rare spellings are never written: a leap second is only written
+in UTC, a host name has no label in punycode (whether such a label is valid depends on what it decodes to), and an
+e-mail address is ASCII.
 """
 
 from __future__ import annotations

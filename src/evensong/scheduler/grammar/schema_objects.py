@@ -7,16 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from evensong.protocol.text import has_lone_surrogate
 from evensong.scheduler.grammar.schema_errors import malformed, refused, too_large
-from evensong.scheduler.grammar.schema_pattern import none_of
 from evensong.scheduler.grammar.schema_names import Names
+from evensong.scheduler.grammar.schema_pattern import none_of
 from evensong.scheduler.grammar.schema_values import count, pattern
 
 if TYPE_CHECKING:
     from evensong.scheduler.grammar.schema_rewrite import Rewriter
 
 KEYWORDS = frozenset(
-    "additionalProperties dependencies dependentRequired dependentSchemas maxProperties minProperties"
-    " patternProperties properties propertyNames required unevaluatedProperties".split()
+    [
+        "additionalProperties",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "maxProperties",
+        "minProperties",
+        "patternProperties",
+        "properties",
+        "propertyNames",
+        "required",
+        "unevaluatedProperties",
+    ]
 )
 MAX_PROPERTIES = 2000
 MAX_DEPENDENCIES = 4
@@ -162,7 +173,7 @@ def _dependencies(rewriter: Rewriter, node: dict[str, Any], path: str, inner: In
         for name, wanted in value.items():
             if isinstance(wanted, list) and keyword != "dependentSchemas":
                 names = names_of(wanted, keyword, path)
-                holds: Any = {"required": [*(each for each in names if each != name), name]} if names else True
+                holds: Any = {"required": [name, *(each for each in names if each != name)]} if names else True
             else:
                 if keyword == "dependentRequired":
                     raise malformed(keyword, path, "must be an object of lists of names")

@@ -1,8 +1,7 @@
 """`pattern` of JSON Schema (ECMA-262, searched anywhere in the text) as the backend's regular expression.
 
-The translation matches exactly the same texts: `\\d`, `\\w`, `\\s` and `.` mean what ECMA-262 says, anchors are resolved,
-classes are written out (in the backend's syntax `[[`, `&&` and `--` would be operators). What has no such translation
-(look-around, back references, anchors inside of a pattern) raises PatternError.
+The translation matches the same texts: `\\d`, `\\w`, `\\s` and `.` mean what ECMA-262 says, anchors are resolved, classes
+are written out (in the backend's syntax `[[`, `&&` and `--` would be operators). What has no such translation (look-around, back references, anchors inside of a pattern) raises PatternError.
 """
 
 from __future__ import annotations
@@ -34,7 +33,39 @@ _LINE_ENDS = [(10, 10), (13, 13), (0x2028, 0x2029)]
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 # General categories, the property names on which ECMA-262 and the backend agree.
 _CATEGORIES = frozenset(
-    "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp".split()
+    [
+        "L",
+        "Lu",
+        "Ll",
+        "Lt",
+        "Lm",
+        "Lo",
+        "M",
+        "Mn",
+        "Mc",
+        "Me",
+        "N",
+        "Nd",
+        "Nl",
+        "No",
+        "P",
+        "Pc",
+        "Pd",
+        "Ps",
+        "Pe",
+        "Pi",
+        "Pf",
+        "Po",
+        "S",
+        "Sm",
+        "Sc",
+        "Sk",
+        "So",
+        "Z",
+        "Zs",
+        "Zl",
+        "Zp",
+    ]
 )
 Ranges = list[tuple[int, int]]
 

@@ -8,12 +8,22 @@ from urllib.parse import unquote, urldefrag, urljoin
 from evensong.scheduler.grammar.schema_errors import malformed, refused, step
 
 # Keywords whose value is one schema, a list of schemas, or schemas by name.
-ONE = (
-    "additionalItems additionalProperties contains contentSchema else if items not propertyNames then unevaluatedItems"
-    " unevaluatedProperties"
-).split()
-MANY = "allOf anyOf items oneOf prefixItems".split()
-NAMED = "$defs definitions dependencies dependentSchemas patternProperties properties".split()
+ONE = [
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+]
+MANY = ["allOf", "anyOf", "items", "oneOf", "prefixItems"]
+NAMED = ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 _BASE = "schema:"  # what a schema without `$id` is called
 
 

@@ -26,6 +26,7 @@ _REFUSED = {
     "divisibleBy": "it is of draft 3",
     "extends": "it is of draft 3",
 }
+_MORE = ""  # under this key schemas gather that must hold as well
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 
 
@@ -96,11 +97,13 @@ class Rewriter:
             if self.old:
                 return written
         self._applicators(node, path, base, inner, written)
-        return written
+        more = written.pop(_MORE, None)
+        # What was added comes after what the schema says itself: the order of properties is the schema's.
+        return written if not more else {"allOf": [written, *more]} if written else {"allOf": more}
 
     def conjoin(self, written: dict[str, Any], *more: Any) -> None:
         """Adds schemas that must hold as well."""
-        written["allOf"] = [*written.get("allOf", []), *more]
+        written[_MORE] = [*written.get(_MORE, []), *more]
 
     def note(self, keyword: str, path: str) -> None:
         """Remembers where a keyword stands that the backend may refuse."""
@@ -144,24 +147,20 @@ class Rewriter:
         if not isinstance(value, list) or not value:
             raise malformed(keyword, path, "must be a list of schemas")
         options = [inner(each, keyword, index) for index, each in enumerate(value)]
-        if keyword == "allOf":
-            self.conjoin(written, *options)
-        elif keyword == "oneOf" and self.split and len(options) > 1:
+        if keyword == "oneOf" and self.split and len(options) > 1:
             self.conjoin(written, split(self, value, options, path, base))
-        elif keyword in written:
-            self.conjoin(written, {keyword: options})
         else:
             written[keyword] = options
 
 
 def _types(value: object, path: str) -> str | list[str]:
-    names = value if isinstance(value, list) else [value]
-    if not names or not all(isinstance(name, str) and name in _TYPES for name in names):
+    given = value if isinstance(value, list) else [value]
+    names = list(dict.fromkeys(name for name in given if isinstance(name, str) and name in _TYPES))
+    if not given or any(name not in names for name in given):
         raise malformed("type", path, f"must be one of {', '.join(_TYPES)}, or a list of them")
     if "number" in names:
         names = [name for name in names if name != "integer"]
-    names = list(dict.fromkeys(names))
-    return names if len(names) > 1 else str(names[0])
+    return names if len(names) > 1 else names[0]
 
 
 def _in_place(node: Any) -> list[str]:

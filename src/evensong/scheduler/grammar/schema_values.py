@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from evensong.scheduler.grammar.schema_rewrite import Rewriter
 
 KEYWORDS = frozenset(
-    "const enum exclusiveMaximum exclusiveMinimum format maximum maxLength minimum minLength multipleOf pattern".split()
+    [
+        "const",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "maximum",
+        "maxLength",
+        "minimum",
+        "minLength",
+        "multipleOf",
+        "pattern",
+    ]
 )
 MAX_LENGTH = 1_000_000
 MAX_VALUES = 4096
