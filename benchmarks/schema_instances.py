@@ -1,4 +1,4 @@
-"""Instances of JSON schemas as a constrained model would write them: keys in the schema's order, whole numbers whole."""
+"""Instances of JSON schemas as a constrained model writes them: keys in the schema's order, whole numbers whole."""
 
 from __future__ import annotations
 

@@ -57,18 +57,27 @@ def conditions(
     rewriter.conjoin(written, _any([_all(holds, then), _all(fails, otherwise)]))
 
 
-def split(rewriter: Rewriter, options: list[Any], written: list[Any], path: str, base: str) -> Any:
-    """`oneOf` as alternatives: one holds, and none of the others. `written` are the options, rewritten."""
+def split(
+    rewriter: Rewriter, options: list[Any], written: list[Any], path: str, base: str
+) -> list[tuple[Any, list[Any]]]:
+    """The options of a `oneOf`, as `written`, each with what says that none of the others holds."""
     if len(options) > MAX_SPLIT:
         raise refused("oneOf", path, f"its options are not provably apart, and there are more than {MAX_SPLIT}")
     negation = Negation(rewriter, "oneOf", path)
     not_these = [_any(negation.of(each, f"{path}/oneOf/{index}", base)) for index, each in enumerate(options)]
-    return _any(
-        [
-            _all(each, *(other for place, other in enumerate(not_these) if place != index))
-            for index, each in enumerate(written)
-        ]
-    )
+    return [
+        (each, [other for place, other in enumerate(not_these) if place != index]) for index, each in enumerate(written)
+    ]
+
+
+def alternatives(apart: list[tuple[Any, list[Any]]], beside: dict[str, Any], *, late: bool) -> Any:
+    """What `split` returns and `beside`, what stands beside the `oneOf`, as one schema.
+
+    The order of properties is that of the schema: `late` says that the `oneOf` comes after properties.
+    """
+    return _any([_all(*((beside, option) if late else (option, beside)), *others) for option, others in apart]) or {
+        "allOf": [False]
+    }
 
 
 class Negation:

@@ -1,7 +1,8 @@
 """`pattern` of JSON Schema (ECMA-262, searched anywhere in the text) as the backend's regular expression.
 
-The translation matches the same texts: `\\d`, `\\w`, `\\s` and `.` mean what ECMA-262 says, anchors are resolved, classes
-are written out (in the backend's syntax `[[`, `&&` and `--` would be operators). What has no such translation (look-around, back references, anchors inside of a pattern) raises PatternError.
+The translation matches the same texts: `\\d`, `\\w`, `\\s` and `.` mean what ECMA-262 says, anchors are resolved, and
+classes are written out (in the backend's syntax `[[`, `&&` and `--` would be operators). What has no such translation
+(look-around, back references, anchors inside of a pattern) raises PatternError.
 """
 
 from __future__ import annotations

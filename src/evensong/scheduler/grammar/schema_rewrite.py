@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evensong.scheduler.grammar import schema_arrays, schema_objects, schema_values
-from evensong.scheduler.grammar.schema_conditions import conditions, split
+from evensong.scheduler.grammar.schema_conditions import alternatives, conditions, split
 from evensong.scheduler.grammar.schema_errors import malformed, refused, step, too_large
 from evensong.scheduler.grammar.schema_refs import References
 
@@ -26,7 +26,8 @@ _REFUSED = {
     "divisibleBy": "it is of draft 3",
     "extends": "it is of draft 3",
 }
-_MORE = ""  # under this key schemas gather that must hold as well
+# Under these keys gather schemas that must hold as well, and options of a `oneOf` with what keeps them apart.
+_MORE, _APART = "", "/"
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 
 
@@ -97,7 +98,9 @@ class Rewriter:
             if self.old:
                 return written
         self._applicators(node, path, base, inner, written)
-        more = written.pop(_MORE, None)
+        more = written.pop(_MORE, [])
+        for apart, late in written.pop(_APART, []):
+            written = alternatives(apart, written, late=late)
         # What was added comes after what the schema says itself: the order of properties is the schema's.
         return written if not more else {"allOf": [written, *more]} if written else {"allOf": more}
 
@@ -148,7 +151,8 @@ class Rewriter:
             raise malformed(keyword, path, "must be a list of schemas")
         options = [inner(each, keyword, index) for index, each in enumerate(value)]
         if keyword == "oneOf" and self.split and len(options) > 1:
-            self.conjoin(written, split(self, value, options, path, base))
+            apart = split(self, value, options, path, base)
+            written[_APART] = [*written.get(_APART, []), (apart, "properties" in written)]
         else:
             written[keyword] = options
 
