@@ -5,6 +5,7 @@ Whole and streamed responses are made by the same writer, so the last event of a
 
 from __future__ import annotations
 
+import abc
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -115,7 +116,7 @@ class ResponseWriter:
         return {"type": type, "sequence_number": self._num_events - 1, **fields}
 
 
-class _Item:
+class _Item(abc.ABC):
     """An output item in the making; its events bear no sequence numbers yet."""
 
     kind = ""
@@ -133,13 +134,13 @@ class _Item:
         """The item is there, and empty."""
         return [self._of_item("response.output_item.added")]
 
+    @abc.abstractmethod
     def grow(self, text: str, logprobs: list[dict[str, Any]] | None) -> list[Event]:
         """More text."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def closed(self, status: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         """The item is complete, or cut."""
-        raise NotImplementedError
 
     def _of_item(self, type: str) -> Event:
         return {"type": type, "output_index": self._index, "item": _copy(self.form)}
