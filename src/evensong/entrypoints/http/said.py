@@ -50,15 +50,16 @@ async def what_is_said(turn: Turn) -> AsyncIterator[Said]:
         usage.add(index, output)
         for choice in output.outputs:
             if parser.plain or len(choice.text) <= INLINE_CHARACTERS:
-                pieces = _pieces(parser, choice)
+                pieces = pieces_of(parser, choice)
             else:
-                pieces = await asyncio.to_thread(_pieces, parser, choice)
+                pieces = await asyncio.to_thread(pieces_of, parser, choice)
             logprobs = chat_logprobs(choice.logprobs, turn.form.top_logprobs or 0, names)
             content = [] if logprobs is None else logprobs["content"]
             yield Said(pieces, usage, content, choice.finish_reason, choice.stop_reason)
 
 
-def _pieces(parser: ChoiceParser, choice: CompletionOutput) -> list[Piece]:
+def pieces_of(parser: ChoiceParser, choice: CompletionOutput) -> list[Piece]:
+    """What is new of a choice; its end too, where it has one."""
     pieces: list[Piece] = []
     if parser.plain:
         _add(pieces, Delta(content=choice.text))

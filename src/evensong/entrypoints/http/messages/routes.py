@@ -64,9 +64,12 @@ def add_messages(app: FastAPI, state: ServerState, run_form: RunForm) -> None:
 async def create_message(request: Request, state: ServerState, form: MessageForm, request_id: str) -> Response:
     """The message, or its stream."""
     turn = await _turn(request, state, form, request_id)
-    if form.stream:
-        return await respond_bytes(state, turn.job, _events(state, form, turn))
-    return await respond_whole(request, state, turn.job, lambda: _whole(state, form, turn))
+    try:
+        if form.stream:
+            return await respond_bytes(state, turn.job, _events(state, form, turn))
+        return await respond_whole(request, state, turn.job, lambda: _whole(state, form, turn))
+    except RequestError as error:
+        raise renamed(error, NAMES) from error
 
 
 async def _turn(request: Request, state: ServerState, form: PromptForm, request_id: str) -> Turn:

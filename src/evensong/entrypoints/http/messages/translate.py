@@ -14,6 +14,7 @@ from evensong.protocol.errors import RequestError
 
 # The fields of a ChatForm as they are called here.
 NAMES = {
+    "prompt": "messages",
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config.format",

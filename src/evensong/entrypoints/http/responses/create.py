@@ -113,6 +113,9 @@ async def _run(
         if form.stream:
             return await respond_bytes(state, turn.job, _begun(state, form, run), run.keep)
         response = await respond_whole(request, state, turn.job, lambda: _whole(state, form, run))
+    except RequestError as error:
+        run.forget()
+        raise renamed(error, NAMES) from error
     except BaseException:
         run.forget()
         raise
@@ -163,6 +166,8 @@ async def _in_background(state: ServerState, form: ResponseForm, run: Run) -> Re
     if form.stream:
         run.stored.log = EventLog()
     run.stored.task = asyncio.create_task(_detached(state, run), name=f"response-{run.stored.name}")
+    # A task that is cancelled before its first step would not even see that.
+    await asyncio.sleep(0)
     if run.stored.log is not None:
         return followed(run.stored.log, 0)
     return Response(encode(run.writer.response()), media_type="application/json")

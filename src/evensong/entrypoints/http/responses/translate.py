@@ -12,14 +12,15 @@ from evensong.entrypoints.http.translated import chat_form, check_form, text_of
 from evensong.protocol.errors import RequestError
 
 # The fields of a ChatForm as they are called here.
-_NAMES = {
+NAMES = {
     "messages": "input",
+    "prompt": "input",
+    "logprobs": "top_logprobs",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-NAMES = {name: _NAMES.get(name, name) for name in ChatForm.model_fields} | _NAMES
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 _CHOICES = ("none", "auto", "required")
 _FORMATS = ("text", "json_object", "json_schema")

@@ -49,12 +49,12 @@ class ResponseWriter:
         """The events of what is new; the last ones, where it ends here."""
         events: list[Event] = []
         self._logprobs += said.logprobs
+        self._response["usage"] = usage_form(said.usage)
         for piece in said.pieces:
             events += self._piece(piece)
         if said.finish_reason is not None:
             if not self._response["output"] and self._item is None:
                 events += self._begin(Piece("content", ""))
-            self._response["usage"] = usage_form(said.usage)
             events += self._end(said.finish_reason)
         return events
 
