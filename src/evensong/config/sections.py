@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 AUTO: Literal["auto"] = "auto"
+# What they are stands in engine/frontend/reasoning.py and entrypoints/http/parsers/formats.py.
+REASONING_PARSERS = ("deepseek_r1", "qwen3", "think", "mistral")
+TOOL_PARSERS = ("hermes", "llama3_json", "mistral", "json")
 
 
 def setting(default: Any, help: str, *flags: str, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -48,6 +51,11 @@ class ModelConfig:
     )
     override_generation_config: dict[str, Any] | None = setting(
         None, 'sampling defaults over those, such as {"temperature": 0.5}', metavar="JSON"
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        "how the model writes its reasoning, which answers then hold apart (default: they do not)",
+        choices=REASONING_PARSERS,
     )
 
 
@@ -180,6 +188,12 @@ class ServerConfig:
     )
     responses_store_bytes: int = setting(
         128 * 1024 * 1024, "memory for responses of /v1/responses that can be read again; 0 keeps none"
+    )
+    tool_call_parser: str | None = setting(
+        None, "how the model writes calls of tools (default: by its chat template)", choices=TOOL_PARSERS
+    )
+    enable_auto_tool_choice: bool = setting(
+        True, "take tools with tool_choice auto; with --no-enable-auto-tool-choice they are refused"
     )
     shutdown_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM or Ctrl-C")
 

@@ -38,6 +38,8 @@ class ProcessedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     children: list[EngineCoreRequest]
+    # Special tokens that have a text though the others are left out.
+    shown_token_ids: frozenset[int] = frozenset()
 
 
 class InputProcessor:
@@ -77,6 +79,7 @@ class InputProcessor:
         priority: int = 0,
         timeout: float | None = None,
         tenant: str = "",
+        shown_token_ids: frozenset[int] = frozenset(),
     ) -> ProcessedRequest:
         """The core requests of one user request. Raises RequestError naming the field that cannot be served."""
         params = self.rules.resolve(params)
@@ -109,7 +112,7 @@ class InputProcessor:
             )
             for index in range(params.n)
         ]
-        return ProcessedRequest(text, token_ids, params, children)
+        return ProcessedRequest(text, token_ids, params, children, shown_token_ids)
 
     def _tokens_to_keep(self, params: SamplingParams) -> int | None:
         """How many tokens of a longer prompt are kept, its last ones; None where none may be cut off."""

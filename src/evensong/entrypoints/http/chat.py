@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evensong.entrypoints.http.forms_out import Envelope, TokenNames, Usage, chat_logprobs, ending, prompt_logprobs_form
+from evensong.entrypoints.http.forms_out import Envelope, TokenNames, chat_logprobs, ending, prompt_logprobs_form
 from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.parsers.base import ChoiceParser, Delta, ToolCallDelta, joined
 from evensong.entrypoints.http.schemas import ChatForm
@@ -112,7 +112,7 @@ def _call_form(call: ToolCallDelta) -> dict[str, Any]:
 
 async def _whole(state: ServerState, turn: Turn) -> dict[str, Any]:
     job, maker = turn.job, _ChoiceMaker(turn)
-    response = await collect_whole(job, _envelope(state, "chat.completion", job), maker.whole)
+    response = await collect_whole(job, _envelope(state, "chat.completion", job), maker.whole, turn.usage())
     response |= maker.take_prompt_logprobs()
     if turn.form.return_token_ids:
         first = job.streams[0].state
@@ -124,7 +124,7 @@ async def _whole(state: ServerState, turn: Turn) -> dict[str, Any]:
 
 async def _chunks(state: ServerState, turn: Turn) -> AsyncIterator[dict[str, Any]]:
     form, job = turn.form, turn.job
-    envelope, usage, maker = _envelope(state, "chat.completion.chunk", job), Usage(), _ChoiceMaker(turn)
+    envelope, usage, maker = _envelope(state, "chat.completion.chunk", job), turn.usage(), _ChoiceMaker(turn)
     openings = _openings(form, job)
     async for prompt_index, output in merged(job):
         # Not before there is something to say: clients take the first chunk's time for that of the first token.

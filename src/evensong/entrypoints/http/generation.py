@@ -221,9 +221,11 @@ async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], N
             task.cancel()
 
 
-async def collect_whole(job: Job, envelope: Envelope, make_choice: MakeChoice) -> dict[str, Any]:
-    """The response of a job that is not streamed."""
-    usage = Usage()
+async def collect_whole(
+    job: Job, envelope: Envelope, make_choice: MakeChoice, usage: Usage | None = None
+) -> dict[str, Any]:
+    """The response of a job that is not streamed; its tokens are counted in `usage`."""
+    usage = usage or Usage()
     choices: list[dict[str, Any]] = []
     async for index, output in merged(job):
         usage.add(index, output)
