@@ -44,7 +44,7 @@ class Said:
 
 async def what_is_said(turn: Turn) -> AsyncIterator[Said]:
     """The outputs of a turn with one choice as they come. Raises what the engine ends the request with."""
-    parser, usage = turn.parser(0), Usage()
+    parser, usage = turn.parser(0), turn.usage()
     names = TokenNames(turn.job.engine.front.texts, as_ids=False)
     async for index, output in merged(turn.job):
         usage.add(index, output)

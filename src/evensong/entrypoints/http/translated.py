@@ -34,6 +34,8 @@ PASSED = (
     "priority",
     "timeout",
     "chat_template_kwargs",
+    "structured_outputs",
+    "thinking_token_budget",
 )
 
 
@@ -61,6 +63,8 @@ class EngineForm(Form):
     priority: int | None = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
     timeout: Number | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
 
     def unknown_fields(self) -> list[str]:
         """Names of fields that this server does not know. Raises RequestError for one that it cannot honour."""

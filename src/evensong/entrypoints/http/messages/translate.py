@@ -207,7 +207,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _thinking(form: PromptForm) -> dict[str, Any]:
-    """Whether to reason is the template's matter; for how long, the engine's."""
+    """Whether to reason is the template's matter; for how long, the engine's, where it knows how reasoning ends."""
     thinking = form.thinking
     assert thinking is not None
     if thinking.type == "enabled":
@@ -215,8 +215,11 @@ def _thinking(form: PromptForm) -> dict[str, Any]:
             raise RequestError("thinking of type enabled needs budget_tokens", param="thinking")
         if isinstance(form, MessageForm) and thinking.budget_tokens >= form.max_tokens:
             raise RequestError("thinking.budget_tokens must be less than max_tokens", param="thinking")
+    fields: dict[str, Any] = {}
+    if thinking.type == "enabled" and form.thinking_token_budget is None:
+        fields["thinking_token_budget"] = thinking.budget_tokens
     asked = {"enable_thinking": thinking.type != "disabled"}
-    return {"chat_template_kwargs": asked | (form.chat_template_kwargs or {})}
+    return fields | {"chat_template_kwargs": asked | (form.chat_template_kwargs or {})}
 
 
 def _format(given: Mapping[str, Any]) -> dict[str, Any]:

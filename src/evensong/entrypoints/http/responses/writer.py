@@ -238,12 +238,12 @@ def make_item(piece: Piece, index: int, name: str) -> _Item:
 
 
 def usage_form(usage: Usage) -> dict[str, Any]:
-    """The usage object of a response. Reasoning is among the output tokens and not counted apart."""
+    """The usage object of a response; reasoning is among the output tokens."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
