@@ -90,7 +90,7 @@ async def prepare_turn(request: Request, state: ServerState, form: ChatForm, req
     if tools.mode == "auto" and not state.server_config.enable_auto_tool_choice:
         raise RequestError("this server takes no tools with tool_choice auto", param="tool_choice")
     style = tool_format(state.server_config.tool_call_parser, engine.get_tokenizer().chat_template)
-    _constrain(params, tools, style)
+    grammar_of = _constrain(params, tools, style)
     prompt = await render_prompt(state, engine.front.inputs.chat_template, form.messages, form, tools.tools, style)
     reasoning = REASONING_FORMATS.get(engine.config.model.reasoning_parser or "")
     options: dict[str, Any] = {
@@ -100,20 +100,25 @@ async def prepare_turn(request: Request, state: ServerState, form: ChatForm, req
         "shown_token_ids": _shown(engine, style if tools.callable else None, reasoning),
         **service_options(request, form, engine.config.scheduler.fair_share),
     }
-    job = Job(engine, form.request_id or request_id, [prompt], params, options)
+    job = Job(engine, form.request_id or request_id, [prompt], params, options, grammar_of=grammar_of)
     phase: Phase = "done" if reasoning is None else reasoning.phase(prompt, _continued(form))
     return Turn(form, job, prompt, tools, style, reasoning, phase)
 
 
-def _constrain(params: SamplingParams, tools: ToolUse, style: ToolFormat) -> None:
-    """Sets what the output must look like. Raises RequestError where the request has said something else of it."""
+def _constrain(params: SamplingParams, tools: ToolUse, style: ToolFormat) -> str | None:
+    """Sets what the output must look like; the field that says so, where it is the tools.
+
+    Raises RequestError where another field says something else.
+    """
     if params.structured_outputs is None:
         params.structured_outputs = tools.grammar(style)
-    elif tools.must_call:
+        return None if params.structured_outputs is None else "tools"
+    if tools.must_call:
         raise RequestError(
             "tool_choice says that the answer is a call; response_format and structured_outputs say something else",
             param="tool_choice",
         )
+    return None
 
 
 def _shown(engine: AsyncLLM, style: ToolFormat | None, reasoning: ReasoningFormat | None) -> frozenset[int]:
