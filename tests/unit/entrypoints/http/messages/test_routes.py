@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from typing import Any
 
 from tests.unit.entrypoints.http.serving import ANSWER, Served, TalkingClient, Visitor, run, until
 
-HELLO = {"model": "demo", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
+HELLO: dict[str, Any] = {"model": "demo", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -102,3 +103,40 @@ def test_a_client_that_leaves_aborts() -> None:
         assert len(served.core.script.aborted) == 1 and served.state.num_active == 0
 
     run(body, lambda: TalkingClient(hold_after=3))
+
+
+THOUGHT = "<think>\nOne and one.\n</think>\n\n"
+CALLS = "".join(f'<tool_call>\n{{"name": "add", "arguments": {{"a": {i}}}}}\n</tool_call>\n' for i in (1, 2))
+ADD = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+THINKING: Any = functools.partial(TalkingClient, answer=THOUGHT + "Let me add." + CALLS)
+
+
+def test_thinking_and_tools() -> None:
+    async def body(served: Served) -> None:
+        thinking = {"type": "enabled", "budget_tokens": 90}
+        fields = {**HELLO, "max_tokens": 400, "tools": [ADD], "thinking": thinking}
+        whole = (await served.post("/v1/messages", **fields)).json()
+        assert served.core.script.added[-1].params.thinking_token_budget == 90
+        thought, text, *uses = whole["content"]
+        assert thought == {"type": "thinking", "thinking": "One and one.", "signature": ""}
+        assert text["text"].strip() == "Let me add."
+        assert [use["input"] for use in uses] == [{"a": 1}, {"a": 2}] and whole["stop_reason"] == "tool_use"
+        events = events_of((await served.post("/v1/messages", **fields, stream=True)).text)
+        started = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+        assert started == ["thinking", "text", "tool_use", "tool_use"]
+        parts = [e["delta"].get("partial_json", "") for e in events if e["type"] == "content_block_delta"]
+        assert "".join(parts) == '{"a": 1}{"a": 2}'
+        assert events[-2]["delta"]["stop_reason"] == "tool_use"
+        # What came goes back, as clients do it.
+        results = [{"type": "tool_result", "tool_use_id": use["id"], "content": "2"} for use in uses]
+        turns = [
+            *HELLO["messages"],
+            {"role": "assistant", "content": whole["content"]},
+            {"role": "user", "content": results},
+        ]
+        answer = await served.post("/v1/messages", **{**fields, "messages": turns})
+        assert answer.status_code == 200, answer.text
+        off = await served.post("/v1/messages", **{**HELLO, "thinking": {"type": "disabled"}})
+        assert off.status_code == 200 and served.core.script.added[-1].params.thinking_token_budget is None
+
+    run(body, THINKING, engine={"reasoning_parser": "qwen3"})

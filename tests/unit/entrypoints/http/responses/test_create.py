@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from typing import Any
 
@@ -279,3 +280,37 @@ def test_log_probabilities() -> None:
         assert (await created(served, top_logprobs=2))["output"][0]["content"][0]["logprobs"] == []
 
     run(body)
+
+
+THOUGHT = "<think>\nOne and one.\n</think>\n\n"
+TEXT = "Let me add."
+CALLS = "".join(f'<tool_call>\n{{"name": "add", "arguments": {{"a": {i}}}}}\n</tool_call>\n' for i in (1, 2))
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+THINKING: Any = functools.partial(TalkingClient, answer=THOUGHT + TEXT + CALLS)
+REASONS = {"reasoning_parser": "qwen3"}
+
+
+def test_reasoning_and_calls() -> None:
+    async def body(served: Served) -> None:
+        whole = await created(served, tools=[ADD], input="add")
+        events = events_of((await served.post(PATH, input="add", tools=[ADD], stream=True)).text)
+        seeds = {"seed": None}
+        assert comparable(events[-1]["response"]) | seeds == comparable(whole) | seeds
+        reasoning, message, *calls = whole["output"]
+        assert reasoning["type"] == "reasoning" and reasoning["content"][0]["text"] == "One and one."
+        assert message["content"][0]["text"].strip() == TEXT
+        assert [call["arguments"] for call in calls] == ['{"a": 1}', '{"a": 2}']
+        assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == len(THOUGHT.rstrip())
+        # The next turn: reasoning and calls go back as they came.
+        outputs = [{"type": "function_call_output", "call_id": call["call_id"], "output": "2"} for call in calls]
+        await created(served, input=outputs, previous_response_id=whole["id"], tools=[ADD])
+        by_hand = [{"role": "user", "content": "add"}, *whole["output"], *outputs]
+        await created(served, input=by_hand, tools=[ADD], store=False)
+        prompts = [request.prompt_token_ids for request in served.core.script.added]
+        assert prompts[-1] == prompts[-2]
+        missing = await served.post(PATH, input="so?", previous_response_id=whole["id"], tools=[ADD])
+        assert missing.status_code == 400 and calls[0]["call_id"] in missing.json()["error"]["message"]
+        refused = await served.post(PATH, input="add", tools=[ADD], include=["message.output_text.logprobs"])
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "include"
+
+    run(body, THINKING, engine=REASONS)
