@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 
 from evensong.config.sections import REASONING_PARSERS, TOOL_PARSERS
-from evensong.engine.frontend.reasoning import REASONING_FORMATS
+from evensong.engine.frontend.detokenizer import TokenTexts
+from evensong.engine.frontend.reasoning import REASONING_FORMATS, Phase
 from evensong.entrypoints.http.parsers.choose import tool_format
 from evensong.entrypoints.http.parsers.formats import TOOL_FORMATS
+from evensong.entrypoints.http.parsers.reasoning import ReasoningTokens
+from evensong.testing.byte_tokenizer import byte_ids, byte_tokenizer
 from tests.unit.entrypoints.http.serving import Served, TalkingClient, run
 
 CHAT = "/v1/chat/completions"
@@ -26,7 +30,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": ' + ARGUMENTS + "}\n</tool_cal
 NAMED = {"type": "function", "function": {"name": "add"}}
 
 
-def talking(answer: str) -> Any:
+def talking(answer: str | list[int]) -> Any:
     return functools.partial(TalkingClient, answer=answer)
 
 
@@ -158,6 +162,22 @@ def test_the_reason_of_a_named_call_is_openais() -> None:
         assert reason == "tool_calls" and message["content"] is None
 
     run(body, talking(CALL))
+
+
+def test_markers_that_are_special_tokens_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        TOOL_FORMATS, "hermes", dataclasses.replace(TOOL_FORMATS["hermes"], openers=("<s5>",), closer="<s6>")
+    )
+    text = '{"name": "add", "arguments": {}}'
+
+    async def body(served: Served) -> None:
+        message, _ = await both(served, tools=[ADD])
+        assert message["content"] == "a" and message["tool_calls"][0]["function"]["name"] == "add"
+        # Without tools all special tokens are left out, as ever.
+        assert (await both(served))[0]["content"] == f"a{text}"
+        assert (await both(served, skip_special_tokens=False))[0]["content"] == f"a<s5>{text}<s6><s7>"
+
+    run(body, talking([*byte_ids("a"), 5, *byte_ids(text), 6, 7]))
 
 
 def function(**fields: Any) -> dict[str, Any]:
@@ -318,3 +338,21 @@ def test_the_flags_name_what_there_is() -> None:
 )  # fmt: skip
 def test_the_format_is_the_flags_or_the_templates(name: str | None, template: str | None, expected: str) -> None:
     assert tool_format(name, template).name == expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "text", "count"),
+    [
+        ("open", "hm</think>4", 10),
+        ("open", "hm", 2),
+        ("undecided", " <think>hm</think>4</think>", 18),
+        ("undecided", "<thinner</think>", 0),
+        ("undecided", "4", 0),
+        ("done", "<think>a</think>", 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted(phase: Phase, text: str, count: int) -> None:
+    ids, texts = byte_ids(text), TokenTexts(byte_tokenizer())
+    for size in (1, 3, len(ids)):
+        counter = ReasoningTokens(REASONING_FORMATS["qwen3"], phase, texts)
+        assert sum(counter.add(ids[at : at + size]) for at in range(0, len(ids), size)) == count
