@@ -14,6 +14,9 @@ WORK = (
     ("GET", "/v1/models", None),
     ("POST", "/v1/completions", {"prompt": "a"}),
     ("POST", "/v1/chat/completions", {"messages": HELLO}),
+    ("POST", "/v1/responses", {"input": "a"}),
+    ("POST", "/v1/messages", {"model": "demo", "max_tokens": 1, "messages": HELLO}),
+    ("POST", "/v1/messages/count_tokens", {"model": "demo", "messages": HELLO}),
     ("POST", "/tokenize", {"prompt": "a"}),
     ("POST", "/detokenize", {"tokens": [20]}),
 )

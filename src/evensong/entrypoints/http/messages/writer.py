@@ -83,7 +83,8 @@ class MessageWriter:
             return ("model_context_window_exceeded" if full else "max_tokens"), None
         if said.finish_reason != "stop":
             # The API has no reason that says so.
-            raise RequestError(f"the message was ended early ({said.finish_reason})", status=500, type="api_error")
+            status = 503 if said.finish_reason == "abort" else 500
+            raise RequestError(f"the message was ended early ({said.finish_reason})", status=status, type="api_error")
         if isinstance(said.stop_reason, str):
             return "stop_sequence", said.stop_reason
         blocks = [block["type"] for block in self._message["content"]]

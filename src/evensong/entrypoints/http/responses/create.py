@@ -70,6 +70,8 @@ async def create_response(
 ) -> Response:
     """The response, its stream, or its beginning where it goes on in the background."""
     state.require_engine(form.model)
+    if form.background and not store.keeps_some:
+        raise RequestError("this server keeps no responses (--responses-store-bytes 0)", param="background")
     owner = getattr(request.state, "api_key_name", None)
     earlier = store.items_before(owner, form.previous_response_id)
     items = [_resolved(store, owner, item) for item in input_items(form)]

@@ -97,6 +97,11 @@ class ResponseStore:
         self._sizes: dict[str, int] = {}
         self.num_bytes = 0
 
+    @property
+    def keeps_some(self) -> bool:
+        """Whether a response can be read again at all."""
+        return self._max_bytes > 0
+
     def __len__(self) -> int:
         return len(self._running) + len(self._finished)
 

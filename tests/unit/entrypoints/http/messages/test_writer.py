@@ -80,10 +80,11 @@ def test_stop_reasons(finish: str, stop: str | None, most: int, reason: str) -> 
     assert events[-2]["delta"] == {"stop_reason": reason, "stop_sequence": stop}
 
 
-def test_an_end_that_the_api_has_no_word_for_is_an_error() -> None:
+@pytest.mark.parametrize(("finish", "status"), [("abort", 503), ("error", 500)])
+def test_an_end_that_the_api_has_no_word_for_is_an_error(finish: str, status: int) -> None:
     with pytest.raises(RequestError) as caught:
-        written("Hello", 2, "abort")
-    assert caught.value.status == 500
+        written("Hello", 2, finish)
+    assert caught.value.status == status
 
 
 def test_a_call_that_was_cut_has_no_input() -> None:

@@ -161,6 +161,26 @@ def test_cancelling() -> None:
     run(body, lambda: TalkingClient(hold_after=3))
 
 
+def test_an_operator_aborts_by_the_response_s_id() -> None:
+    async def body(served: Served) -> None:
+        running = await created(served, background=True)
+        aborted = await served.post("/abort_requests", request_ids=[running["id"]])
+        assert aborted.json() == {"aborted": 1}
+        assert (await ended(served, running["id"]))["status"] == "cancelled"
+
+    run(body, lambda: TalkingClient(hold_after=3))
+
+
+def test_a_server_that_keeps_none() -> None:
+    async def body(served: Served) -> None:
+        response = await created(served)
+        assert (await served.http.get(f"{PATH}/{response['id']}")).status_code == 404
+        refused = await served.post(PATH, input="a", background=True)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "background"
+
+    run(body, responses_store_bytes=0)
+
+
 def test_only_what_runs_in_the_background_can_be_cancelled() -> None:
     async def body(served: Served) -> None:
         response = await created(served)
