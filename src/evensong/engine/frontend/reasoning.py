@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from evensong.protocol.structured import ReasoningSpec
+from evensong.sources.tokenizer import Tokenizer
+
 # open: the output begins inside reasoning. done: reasoning is over, or there is none. undecided: it begins where the
 # output begins with the start marker, white space aside, and else there is none.
 Phase = Literal["open", "done", "undecided"]
@@ -36,6 +39,14 @@ class ReasoningFormat:
         if head.endswith(self.end_marker):
             return "done"
         return "open" if self.assumed else "undecided"
+
+    def spec(self, phase: Phase, tokenizer: Tokenizer) -> ReasoningSpec | None:
+        """What a core needs to find where the reasoning ends; None where there is none left."""
+        if phase == "done":
+            return None
+        begins = tokenizer.encode(self.start_marker, add_special_tokens=False) if phase == "undecided" else []
+        ends = tokenizer.encode(self.end_marker, add_special_tokens=False)
+        return ReasoningSpec(self.end_marker, ends, begins)
 
 
 REASONING_FORMATS = {

@@ -93,15 +93,16 @@ async def prepare_turn(request: Request, state: ServerState, form: ChatForm, req
     grammar_of = _constrain(params, tools, style)
     prompt = await render_prompt(state, engine.front.inputs.chat_template, form.messages, form, tools.tools, style)
     reasoning = REASONING_FORMATS.get(engine.config.model.reasoning_parser or "")
+    phase: Phase = "done" if reasoning is None else reasoning.phase(prompt, _continued(form))
     options: dict[str, Any] = {
         # The template writes the special tokens itself, unless the caller knows better.
         "add_special_tokens": bool(form.add_special_tokens),
         "cache_salt": form.cache_salt,
+        "phase": phase,
         "shown_token_ids": _shown(engine, style if tools.callable else None, reasoning),
         **service_options(request, form, engine.config.scheduler.fair_share),
     }
     job = Job(engine, form.request_id or request_id, [prompt], params, options, grammar_of=grammar_of)
-    phase: Phase = "done" if reasoning is None else reasoning.phase(prompt, _continued(form))
     return Turn(form, job, prompt, tools, style, reasoning, phase)
 
 
