@@ -58,11 +58,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     `logprobs=k` returns the sampled token's raw log-probability and the k best, `prompt_logprobs=k` the same for each
     token of the prompt but the first; `truncate_prompt_tokens=k` keeps the last k tokens of the prompt, -1 as many as
     leave room for max_tokens; `seed=None` draws one, which the response reports. `max_tokens=None` means as many as the
-    context length allows. Only `allowed_token_ids` are sampled where they are given, and no token that would complete
-    one of `bad_words`. `logprob_token_ids` get a log-probability at each position, beside the sampled token and the
-    best ones. `skip_reading_prefix_cache=True` computes the whole prompt. `structured_outputs` says what the output
-    must look like. `thinking_token_budget=k` lets a model reason for at most k tokens, where the server knows how its
-    reasoning ends.
+    context length allows, 0 (with `prompt_logprobs` only) that nothing is generated. Only `allowed_token_ids` are
+    sampled where they are given, and no token that would complete one of `bad_words`. `logprob_token_ids` get a
+    log-probability at each position, beside the sampled token and the best ones. `skip_reading_prefix_cache=True`
+    computes the whole prompt. `structured_outputs` says what the output must look like. `thinking_token_budget=k` lets
+    a model reason for at most k tokens, where the server knows how its reasoning ends.
     """
 
     n: int = 1
@@ -159,7 +159,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     def _check_lengths(self) -> None:
         _integer("n", self.n, 1, INT64_MAX)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, INT64_MAX)
+            # Scoring a prompt needs no output; anything else would be a request for nothing.
+            _integer("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, INT64_MAX)
         _integer("min_tokens", self.min_tokens, 0, INT64_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(

@@ -50,6 +50,7 @@ class _ChoiceMaker:
 
     def __init__(self, form: ChatForm, job: Job) -> None:
         self._form = form
+        self._params = job.params
         self._names = TokenNames(job.engine.front.texts, as_ids=bool(form.return_tokens_as_token_ids))
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
 
@@ -65,7 +66,7 @@ class _ChoiceMaker:
     def _fields(self, output: RequestOutput, choice: CompletionOutput, content: dict[str, Any]) -> dict[str, Any]:
         if output.prompt_logprobs is not None and self.prompt_logprobs is None:
             self.prompt_logprobs = prompt_logprobs_form(output.prompt_logprobs, self._form.prompt_logprobs or 0)
-        logprobs = chat_logprobs(choice.logprobs, self._form.top_logprobs or 0, self._names)
+        logprobs = chat_logprobs(choice, self._params, self._names)
         fields = {"index": choice.index, **content, "logprobs": logprobs, **ending(choice)}
         if self._form.return_token_ids:
             fields["token_ids"] = choice.token_ids

@@ -35,14 +35,14 @@ MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
 
 @dataclass
 class Job:
-    """One HTTP request for tokens. With `only_scores` the one token that the engine must make is not shown."""
+    """One HTTP request for tokens. `check` sees it once every prompt is tokenized, and may still refuse it."""
 
     engine: AsyncLLM
     request_id: str
     prompts: list[Prompt]
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
-    only_scores: bool = False
+    check: Callable[[Job], None] | None = None
     streams: list[RequestStream] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -59,6 +59,8 @@ class Job:
             # In the order of the prompts, so that the same bad request gets the same answer.
             for task in tasks:
                 self.streams.append(await task)
+            if self.check is not None:
+                self.check(self)
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -71,6 +73,11 @@ class Job:
         """Ends what has not finished."""
         for stream in self.streams:
             await self.engine.stop(stream)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(stream.state.processed.prompt_token_ids) for stream in self.streams if stream.state is not None)
 
     @property
     def seed(self) -> int | None:
@@ -171,17 +178,7 @@ async def _left(request: Request) -> None:
 async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Outputs of all prompts as they come, each with its prompt's index. Raises RequestError when the time is over."""
     async for index, output in in_time(_as_they_come(job)):
-        yield index, without_tokens(output) if job.only_scores else output
-
-
-def without_tokens(output: RequestOutput) -> RequestOutput:
-    """The output of a request that asked for no token."""
-    bare = []
-    for choice in output.outputs:
-        ended_early = choice.finish_reason not in ("stop", "length")
-        reason, why = (choice.finish_reason, choice.stop_reason) if ended_early else ("length", None)
-        bare.append(CompletionOutput(choice.index, "", [], finish_reason=reason, stop_reason=why, seed=choice.seed))
-    return msgspec.structs.replace(output, outputs=bare)
+        yield index, output
 
 
 async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:

@@ -184,19 +184,17 @@ class CompletionForm(GenerationForm):
 
     @property
     def only_scores(self) -> bool:
-        """The prompt is wanted back, perhaps with its log-probabilities, and nothing after it."""
-        return bool(self.echo) and self.max_tokens == 0
+        """The prompt is wanted back, or its log-probabilities, and nothing after it."""
+        return self.max_tokens == 0 and (bool(self.echo) or self.prompt_logprobs is not None)
 
     def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
         """The engine's max_tokens: an explicit null asks for as many as fit; the API's own default is 16."""
-        if self.only_scores:
-            return 1  # the engine makes one, which is not shown
         return self.max_tokens if "max_tokens" in self.model_fields_set else defaults.get("max_tokens", 16)
 
     def num_prompt_logprobs(self) -> int | None:
         """The engine's prompt_logprobs setting: an echoed prompt has log-probabilities where the output has."""
         asked = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
-        return max(asked, default=None)
+        return max(asked, default=0 if self.only_scores else None)
 
 
 class ChatForm(GenerationForm):
