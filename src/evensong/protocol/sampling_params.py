@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
 from evensong.protocol.errors import RequestError
+from evensong.protocol.extra_args import checked_extra_args
 from evensong.protocol.structured import StructuredOutputsParams, structured_outputs
 from evensong.protocol.text import has_lone_surrogate
 
@@ -62,7 +64,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     sampled where they are given, and no token that would complete one of `bad_words`. `logprob_token_ids` get a
     log-probability at each position, beside the sampled token and the best ones. `skip_reading_prefix_cache=True`
     computes the whole prompt. `structured_outputs` says what the output must look like. `thinking_token_budget=k` lets
-    a model reason for at most k tokens, where the server knows how its reasoning ends.
+    a model reason for at most k tokens, where the server knows how its reasoning ends. `extra_args` are what the
+    engine's logits processors are told (sampling/processor.py).
     """
 
     n: int = 1
@@ -98,6 +101,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     repetition_detection: RepetitionDetectionParams | None = None
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
+    extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.stop = _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
@@ -114,6 +118,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
         self.logprob_token_ids = _token_ids("logprob_token_ids", self.logprob_token_ids) or None
         self.repetition_detection = _repetition_detection(self.repetition_detection)
         self.structured_outputs = structured_outputs(self.structured_outputs)
+        self.extra_args = checked_extra_args(self.extra_args)
         self._check_numbers()
         self._check_lengths()
 

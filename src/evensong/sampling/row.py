@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,11 +15,19 @@ Float64 = np.ndarray[Any, np.dtype[np.float64]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
+class RowProcessor(Protocol):
+    """An operator's own step (sampling/processors.py)."""
+
+    def apply(self, row: SamplingRow, logits: Float32) -> str | None:
+        """Changes `logits` [vocab_size] in place; returns what went wrong."""
+
+
 @dataclass(frozen=True)
 class SamplingRow:
     """One request at the position that is to be sampled: its settings and its tokens so far.
 
     `changes_logits`: whether a step of the sampler changes its logits before a token is drawn; None: not worked out.
+    `processors` are the logits processors that act on it, in order.
     """
 
     params: SamplingParams
@@ -27,6 +35,7 @@ class SamplingRow:
     output_token_ids: Sequence[int] | Int64
     eos_token_ids: Sequence[int]
     changes_logits: bool | None = None
+    processors: tuple[RowProcessor, ...] = ()
 
     @property
     def position(self) -> int:

@@ -15,6 +15,7 @@ from evensong.config.sections import EngineConfig
 from evensong.engine.core.deadlines import Deadlines
 from evensong.engine.core.gate import Gate
 from evensong.engine.core.plugins import load_general_plugins
+from evensong.engine.core.request_checks import RequestChecks
 from evensong.engine.core.startup import initialize_kv_caches
 from evensong.executor.base import Executor
 from evensong.kvcache.manager import KVCacheManager
@@ -84,6 +85,7 @@ class EngineCore:
             self.deadlines = Deadlines(config.scheduler.request_timeout, config.scheduler.queue_timeout)
             self.progress = progress or ProgressPage()
             self.executor.watch_progress(self.progress)
+            self.checks = RequestChecks(self.executor, resources)
             self.gate = Gate(self.scheduler, self.progress)
         except BaseException:
             self.executor.shutdown()
@@ -101,6 +103,7 @@ class EngineCore:
     def add_request(self, request: EngineCoreRequest) -> Admission:
         """ADMITTED or REFUSED. Whatever admission raises is that request's answer; the core lives on."""
         try:
+            self.checks.check(request.params)
             admission = self.scheduler.add_request(request)
             self.deadlines.watch(self.scheduler.requests[request.request_id])
             return admission

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from evensong.protocol.errors import RequestError
+from evensong.protocol.extra_args import checked_extra_args
 from evensong.protocol.sampling_params import INT64_MAX, INT64_MIN, RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
@@ -137,6 +138,7 @@ class GenerationForm(Form):
     prompt_logprobs: int | None = None
     logprob_token_ids: Items[int] | None = None
     repetition_detection: dict[str, int] | None = None
+    vllm_xargs: dict[str, Any] | None = None
     cache_salt: str | None = None
     priority: int | None = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
     timeout: Number | None = None
@@ -170,6 +172,8 @@ class GenerationForm(Form):
         if self.logprob_token_ids and resolved.get("logprobs") is None:
             raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.vllm_xargs:
+            given["extra_args"] = checked_extra_args(self.vllm_xargs, "vllm_xargs")
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(**{**defaults, **given, **resolved}, output_kind=kind)
 
