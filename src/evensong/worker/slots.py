@@ -38,6 +38,7 @@ class Slot:
         self.num_computed_tokens = num_computed_tokens
         self._processors = processors
         self._changes_logits = bool(processors) or changes_logits(params)
+        self._constrained = params.structured_outputs is not None or params.thinking_token_budget is not None
         self._num_prompt_tokens = len(prompt_token_ids)
         # Row i of the prompt gives the log-probability of token i + 1; the last one samples.
         self._num_rows_to_score = 0 if params.prompt_logprobs is None else len(prompt_token_ids) - 1
@@ -72,7 +73,15 @@ class Slot:
     def sampling_row(self) -> SamplingRow:
         """What the sampler needs to know of this request."""
         prompt, output = self.tokens[: self._num_prompt_tokens], self.tokens[self._num_prompt_tokens :]
-        return SamplingRow(self.params, prompt, output, self.eos_token_ids, self._changes_logits, self._processors)
+        return SamplingRow(
+            self.params,
+            prompt,
+            output,
+            self.eos_token_ids,
+            self._changes_logits,
+            self._constrained,
+            processors=self._processors,
+        )
 
 
 class SlotTable:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from evensong.entrypoints.http.response_format import wanted_structure
 from evensong.protocol.errors import RequestError
 from evensong.protocol.extra_args import checked_extra_args
 from evensong.protocol.sampling_params import INT64_MAX, INT64_MIN, RequestOutputKind, SamplingParams
@@ -42,8 +43,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "lora_request": (None,),
     "modalities": (None, ["text"]),
     "reasoning_effort": (None, "none"),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
@@ -80,6 +79,7 @@ SAMPLING_FIELDS = (
     "truncate_prompt_tokens",
     "logprob_token_ids",
     "repetition_detection",
+    "thinking_token_budget",
 )
 
 
@@ -139,6 +139,9 @@ class GenerationForm(Form):
     logprob_token_ids: Items[int] | None = None
     repetition_detection: dict[str, int] | None = None
     vllm_xargs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     cache_salt: str | None = None
     priority: int | None = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
     timeout: Number | None = None
@@ -174,6 +177,8 @@ class GenerationForm(Form):
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         if self.vllm_xargs:
             given["extra_args"] = checked_extra_args(self.vllm_xargs, "vllm_xargs")
+        if "structured_outputs" not in resolved:
+            resolved["structured_outputs"] = wanted_structure(self.response_format, self.structured_outputs)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(**{**defaults, **given, **resolved}, output_kind=kind)
 

@@ -1,0 +1,1 @@
+"""Structured output: what a request's tokens may be, position by position."""
