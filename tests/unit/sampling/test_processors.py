@@ -94,7 +94,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def row_of(loaded: Processors, output: Sequence[int] = (), **params: Any) -> SamplingRow:
     own = SamplingParams(temperature=0, max_tokens=9, **params)
-    return SamplingRow(own, np.array([1, 2]), np.array(output, dtype=np.int64), (2,), None, loaded.chosen(own))
+    return SamplingRow(own, np.array([1, 2]), np.array(output, dtype=np.int64), (2,), processors=loaded.chosen(own))
 
 
 def logits_of(rows: int) -> Any:
