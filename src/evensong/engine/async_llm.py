@@ -134,9 +134,11 @@ class AsyncLLM:
             await self.stop(stream)
 
     async def start(
-        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str, **options: Any
+        self, prompt: Prompt | ProcessedRequest, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> RequestStream:
         """Submits a request and waits until the core has admitted it. The stream must be handed to `stop` in the end.
+
+        One that is processed already is submitted as it is.
 
         Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant, trace_headers (W3C Trace
         Context). Raises RequestError when it is refused.
@@ -225,8 +227,10 @@ class AsyncLLM:
             self.front.outputs.tracer.close()
 
     async def _process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, options: dict[str, Any]
+        self, request_id: str, prompt: Prompt | ProcessedRequest, params: SamplingParams, options: dict[str, Any]
     ) -> ProcessedRequest:
+        if isinstance(prompt, ProcessedRequest):
+            return prompt
         process = self.front.inputs.process
         parts = prompt.values() if isinstance(prompt, Mapping) else [prompt]
         short = all(not isinstance(part, Sized) or len(part) <= INLINE_LENGTH for part in parts)

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from evensong.entrypoints.http.beam_search import make_job
 from evensong.entrypoints.http.forms_out import Envelope, TokenNames, Usage, chat_logprobs, ending, prompt_logprobs_form
 from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
 from evensong.entrypoints.http.schemas import ChatForm
@@ -34,7 +35,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
         "cache_salt": form.cache_salt,
         **service_options(request, form, engine.config.scheduler.fair_share),
     }
-    job = Job(engine, form.request_id or request_id, [prompt], params, options)
+    job = make_job(form, engine, form.request_id or request_id, [prompt], params, options)
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job))
     return await respond_whole(request, state, job, lambda: _whole(state, form, job))

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evensong.engine.frontend.input_processor import Prompt
+from evensong.entrypoints.http.beam_search import make_job
 from evensong.entrypoints.http.forms_out import (
     Envelope,
     TextOffsets,
@@ -51,7 +52,10 @@ async def create_completion(request: Request, state: ServerState, form: Completi
         raise RequestError(
             f"{len(prompts)} prompts with n={params.n} are more than the {most} requests that may wait", param="n"
         )
-    job = Job(engine, form.request_id or request_id, prompts, params, options, check=_check_of(form))
+    if form.use_beam_search and form.echo and form.logprobs is not None:
+        raise RequestError("echo with logprobs cannot be used with use_beam_search", param="echo")
+    job = make_job(form, engine, form.request_id or request_id, prompts, params, options)
+    job.check = _check_of(form)
     maker = _ChoiceMaker(form, job)
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job, maker))

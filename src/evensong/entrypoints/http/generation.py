@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -47,14 +47,22 @@ class Job:
 
     async def start(self) -> None:
         """Every prompt is admitted; raises what the first refused one was refused with, and leaves nothing running."""
-        names = [self.request_id]
-        if len(self.prompts) > 1:
-            names = [f"{self.request_id}-{index}" for index in range(len(self.prompts))]
-        # All at once: an admission is answered between two steps, and each would wait for a step of its own.
-        tasks = [
-            asyncio.ensure_future(self.engine.start(prompt, self.params, name, **self.options))
-            for prompt, name in zip(self.prompts, names, strict=True)
+        starts = [
+            self.engine.start(prompt, self.params, name, **self.options)
+            for prompt, name in zip(self.prompts, self.names(), strict=True)
         ]
+        await self._start_all(starts)
+
+    def names(self) -> list[str]:
+        """A request id for each prompt."""
+        if len(self.prompts) == 1:
+            return [self.request_id]
+        return [f"{self.request_id}-{index}" for index in range(len(self.prompts))]
+
+    async def _start_all(self, starts: Sequence[Coroutine[Any, Any, RequestStream]]) -> None:
+        """All at once: an admission is answered between two steps, and each would wait for a step of its own."""
+        self.streams = []
+        tasks = [asyncio.ensure_future(start) for start in starts]
         try:
             # In the order of the prompts, so that the same bad request gets the same answer.
             for task in tasks:
@@ -73,6 +81,10 @@ class Job:
         """Ends what has not finished."""
         for stream in self.streams:
             await self.engine.stop(stream)
+
+    def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of all prompts as they come, each with its prompt's index."""
+        return _as_they_come(self)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -177,7 +189,7 @@ async def _left(request: Request) -> None:
 
 async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Outputs of all prompts as they come, each with its prompt's index. Raises RequestError when the time is over."""
-    async for index, output in in_time(_as_they_come(job)):
+    async for index, output in in_time(job.outputs()):
         yield index, output
 
 

@@ -39,14 +39,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
-    "length_penalty": (None, 1.0),
     "lora_request": (None,),
     "modalities": (None, ["text"]),
     "reasoning_effort": (None, "none"),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "use_beam_search": (None, False),
     "web_search_options": (None,),
 }
 # Accepted and without effect on the answer.
@@ -139,6 +137,8 @@ class GenerationForm(Form):
     logprob_token_ids: Items[int] | None = None
     repetition_detection: dict[str, int] | None = None
     vllm_xargs: dict[str, Any] | None = None
+    use_beam_search: bool | None = False
+    length_penalty: Number | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
