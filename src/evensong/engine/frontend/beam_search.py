@@ -201,12 +201,16 @@ class BeamSearch:
         return float(cum_logprob / length**self._params.length_penalty)
 
     def _text(self, prompt_token_ids: Sequence[int], beam: _Beam) -> str:
-        token_ids, shown = list(beam.token_ids), ""
+        token_ids, eos = list(beam.token_ids), ""
         if beam.finish_reason == "stop":
             last = token_ids.pop()
-            shown = self._texts.text_of(last) if self._params.include_stop_str_in_output else ""
-        text = self._texts.tokenizer.decode([*prompt_token_ids, *token_ids], self.source.params.skip_special_tokens)
-        return text + shown
+            eos = self._texts.text_of(last) if self._params.include_stop_str_in_output else ""
+        skip = self.source.params.skip_special_tokens
+        if prompt_token_ids:
+            return self._texts.tokenizer.decode([*prompt_token_ids, *token_ids], skip_special_tokens=skip) + eos
+        # As the text of any other choice.
+        detokenizer = self._texts.detokenizer(skip, self.source.shown_token_ids)
+        return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish() + eos
 
     @staticmethod
     def _with_end(beam: _Beam, finish_reason: str | None, stop_reason: int | str | None) -> _Beam:

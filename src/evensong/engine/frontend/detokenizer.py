@@ -31,17 +31,14 @@ class Detokenizer(ABC):
 class TokenTexts(TokenBytes):
     """What each token stands for, by id; made once per tokenizer and shared by all requests."""
 
-    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        """A detokenizer for one output."""
+    def detokenizer(self, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> Detokenizer:
+        """A detokenizer for one output; special tokens that are left out, but for `shown`, have no text."""
+        hidden = self.tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         if self.byte_level:
-            return _ByteLevelDetokenizer(self, skip_special_tokens)
+            return _ByteLevelDetokenizer(self, hidden)
         if self.fallback is not None:
-            return _ByteFallbackDetokenizer(self, self.fallback, skip_special_tokens)
-        return _WholeTextDetokenizer(self.tokenizer, skip_special_tokens)
-
-    def skipped(self, token_id: int) -> bool:
-        """True for special tokens, which a decode may leave out."""
-        return token_id in self.tokenizer.special_ids
+            return _ByteFallbackDetokenizer(self, self.fallback, hidden)
+        return _WholeTextDetokenizer(self.tokenizer, hidden)
 
     def text_of(self, token_id: int) -> str:
         """A token's own text; bytes that are no whole character show as U+FFFD."""
@@ -49,13 +46,13 @@ class TokenTexts(TokenBytes):
 
 
 class _ByteLevelDetokenizer(Detokenizer):
-    def __init__(self, texts: TokenTexts, skip_special_tokens: bool) -> None:
+    def __init__(self, texts: TokenTexts, hidden: frozenset[int]) -> None:
         self._texts = texts
-        self._skip = skip_special_tokens
+        self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        if self._skip and self._texts.skipped(token_id):
+        if token_id in self._hidden:
             return ""
         return self._decoder.decode(self._texts.bytes_of(token_id))
 
@@ -64,15 +61,15 @@ class _ByteLevelDetokenizer(Detokenizer):
 
 
 class _ByteFallbackDetokenizer(Detokenizer):
-    def __init__(self, texts: TokenTexts, rules: ByteFallbackRules, skip_special_tokens: bool) -> None:
+    def __init__(self, texts: TokenTexts, rules: ByteFallbackRules, hidden: frozenset[int]) -> None:
         self._texts = texts
         self._rules = rules
-        self._skip = skip_special_tokens
+        self._hidden = hidden
         self._run = b""
         self._to_strip = rules.strip_count
 
     def push(self, token_id: int) -> str:
-        if self._skip and self._texts.skipped(token_id):
+        if token_id in self._hidden:
             return ""
         token = self._texts.tokenizer.id_to_token(token_id)
         if token is None:
@@ -105,16 +102,18 @@ class _ByteFallbackDetokenizer(Detokenizer):
 
 
 class _WholeTextDetokenizer(Detokenizer):
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._hidden = hidden
         self._token_ids: list[int] = []
         self._sent = ""
 
     def push(self, token_id: int) -> str:
-        before = self._tokenizer.decode(self._token_ids, self._skip)
+        if token_id in self._hidden:
+            return ""
+        before = self._decoded()
         self._token_ids.append(token_id)
-        text = self._tokenizer.decode(self._token_ids, self._skip)
+        text = self._decoded()
         # Certain is what one more token did not change, short of an unfinished character.
         certain = before.rstrip(_REPLACEMENT)
         if not text.startswith(certain) or not certain.startswith(self._sent):
@@ -123,7 +122,10 @@ class _WholeTextDetokenizer(Detokenizer):
         return delta
 
     def finish(self) -> str:
-        text = self._tokenizer.decode(self._token_ids, self._skip)
+        text = self._decoded()
         delta = text[len(self._sent) :]
         self._sent = text
         return delta
+
+    def _decoded(self) -> str:
+        return self._tokenizer.decode(self._token_ids, skip_special_tokens=False)

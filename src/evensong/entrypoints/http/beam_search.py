@@ -58,7 +58,6 @@ def make_job(
     options: dict[str, Any],
 ) -> Job:
     """A search where the form asks for one. Raises RequestError for settings that do not go with it."""
-    check_beam_fields(form)
     if not form.use_beam_search:
         return Job(engine, request_id, prompts, params, options)
     beams = BeamSearchParams(

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evensong.engine.frontend.input_processor import Prompt
-from evensong.entrypoints.http.beam_search import make_job
+from evensong.entrypoints.http.beam_search import check_beam_fields, make_job
 from evensong.entrypoints.http.forms_out import (
     Envelope,
     TextOffsets,
@@ -34,6 +34,7 @@ MAX_ECHOED_LOGPROBS = 400_000
 async def create_completion(request: Request, state: ServerState, form: CompletionForm, request_id: str) -> Response:
     """The text that follows each prompt; choices are numbered prompt by prompt."""
     engine = state.require_engine(form.model)
+    check_beam_fields(form)
     defaults = engine.front.sampling_defaults
     params = await form.resolve(
         defaults,

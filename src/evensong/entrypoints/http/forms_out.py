@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from evensong.engine.frontend.detokenizer import TokenTexts
@@ -13,9 +13,11 @@ from evensong.protocol.sampling_params import SamplingParams
 
 
 class Usage:
-    """Tokens of all prompts and choices of one HTTP request."""
+    """Tokens of all prompts and choices of one HTTP request; `reasoning` counts those of a choice's new ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, reasoning: Callable[[CompletionOutput], int] | None = None) -> None:
+        self.reasoning_tokens = 0
+        self._reasoning = reasoning
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
@@ -28,15 +30,20 @@ class Usage:
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens or 0
         self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        if self._reasoning is not None:
+            self.reasoning_tokens += sum(map(self._reasoning, output.outputs))
 
     def form(self) -> dict[str, Any]:
         """The usage object."""
-        return {
+        form: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self._reasoning is not None:
+            form["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return form
 
 
 class Envelope:
@@ -72,10 +79,14 @@ def ending(choice: CompletionOutput) -> dict[str, Any]:
 
 
 class TokenNames:
-    """How tokens are shown in log-probabilities: by their text, or as `token_id:N` where the request asks for that."""
+    """How tokens are shown in log-probabilities: by their text, or as `token_id:N` where the request asks for that.
 
-    def __init__(self, texts: TokenTexts, *, as_ids: bool) -> None:
+    `shown` are special tokens that the output's text shows all the same.
+    """
+
+    def __init__(self, texts: TokenTexts, *, as_ids: bool, shown: frozenset[int] = frozenset()) -> None:
         self.texts = texts
+        self.shown = shown
         self._as_ids = as_ids
 
     def name_of(self, token_id: int) -> str:
@@ -113,7 +124,7 @@ class TextOffsets:
 
     def __init__(self, texts: TokenTexts, skip_special_tokens: bool, before: str = "") -> None:
         self._texts = texts
-        self._skip = skip_special_tokens
+        self._hidden = texts.tokenizer.special_ids if skip_special_tokens else frozenset()
         self._length = len(before)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -121,7 +132,7 @@ class TextOffsets:
         """The offsets of the next tokens."""
         offsets = []
         for token_id in token_ids:
-            own = b"" if self._skip and self._texts.skipped(token_id) else self._texts.bytes_of(token_id)
+            own = b"" if token_id in self._hidden else self._texts.bytes_of(token_id)
             if own and not self._goes_on(own):
                 # What was begun is no character: it shows as U+FFFD before this token.
                 self._length += len(self._decoder.decode(b"", final=True))
@@ -153,7 +164,7 @@ def chat_logprobs(choice: CompletionOutput, params: SamplingParams, names: Token
     for position in choice.logprobs:
         (token_id, sampled), *_ = position.items()
         entry = _chat_entry(token_id, sampled.logprob, names)
-        if params.skip_special_tokens and names.texts.skipped(token_id):
+        if params.skip_special_tokens and token_id in names.texts.tokenizer.special_ids and token_id not in names.shown:
             entry["bytes"] = []
         entry["top_logprobs"] = [_chat_entry(i, one.logprob, names) for i, one in _best(position, params.logprobs or 0)]
         content.append(entry)

@@ -41,7 +41,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (None,),
     "lora_request": (None,),
     "modalities": (None, ["text"]),
-    "reasoning_effort": (None, "none"),
+    "reasoning_effort": (None, "none"),  # in completions, as the two below; chats have them
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
@@ -219,6 +219,11 @@ class ChatForm(GenerationForm):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    include_reasoning: bool | None = True
+    reasoning_effort: str | None = None
 
     def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
         """The engine's max_tokens; where nothing is said, an answer may fill the context, as with the peers."""
@@ -248,6 +253,8 @@ class TokenizeForm(Form):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = False
 
 

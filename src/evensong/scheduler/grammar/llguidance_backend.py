@@ -6,27 +6,20 @@ import json
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
 from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, GrammarFault, Matcher
 from evensong.scheduler.grammar.json_schema import prepare_schema
+from evensong.scheduler.grammar.lark import user_lark
+from evensong.scheduler.grammar.limits import one_line, parser_limits
 from evensong.scheduler.grammar.structural_tag import structural_tag_grammar
+from evensong.scheduler.grammar.trial import try_grammar
 from evensong.scheduler.grammar.vocabulary import Vocabulary, clear_bits, has_bit
 
 PARAM = "structured_outputs"
-# The same grammar is refused, or not, on every machine: fuel and sizes are counted, and what they allow takes about a
-# second to compile and some milliseconds a token at most (measured; docs/structured-output.md).
-LIMITS: dict[str, Any] = {
-    "max_items_in_row": 2_000,
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
-    "max_grammar_size": 500_000,
-}
-_MAX_MESSAGE = 400
+# Kinds whose grammars are bounded before the library sees them; others are tried in a process of their own.
+_BOUNDED = ("json", "json_object", "choice")
 
 
 class LLGuidance(Backend):
@@ -34,12 +27,14 @@ class LLGuidance(Backend):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
         wrapper = llguidance.TokenizerWrapper(_Tokens(vocabulary))
         self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=vocabulary.size + 1, eos_token=vocabulary.end_id)
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar_text(params), log_level=0, limits=self._limits)
+        grammar = grammar_text(params)
+        if params.kind not in _BOUNDED:
+            try_grammar(params.kind, grammar)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise _refusal(params.kind, matcher.get_error())
         compiled = _Compiled(matcher, self._vocabulary)
@@ -83,7 +78,7 @@ class _Matcher(Matcher):
     def fill(self, row: Bitmask) -> bool:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
-            raise GrammarFault(_one_line(self._matcher.get_error()))
+            raise GrammarFault(one_line(self._matcher.get_error()))
         may_end = has_bit(row, self._end_id)
         clear_bits(row, [self._end_id])
         return may_end
@@ -112,7 +107,7 @@ def grammar_text(params: StructuredOutputsParams) -> str:
             options = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
             return str(llguidance.LLMatcher.grammar_from_lark(f"start: {options}"))
         case "grammar":
-            return str(llguidance.LLMatcher.grammar_from_lark(_lark(str(params.grammar))))
+            return str(llguidance.LLMatcher.grammar_from_lark(user_lark(str(params.grammar))))
         case _:
             return structural_tag_grammar(params)
 
@@ -124,17 +119,5 @@ def unanchored(pattern: str) -> str:
     return pattern[:-1] if backslashes % 2 == 0 else pattern
 
 
-def _lark(grammar: str) -> str:
-    try:
-        return str(any_to_lark(grammar))
-    except Exception as error:  # the library's converter raises what comes
-        raise RequestError(f"grammar cannot be read: {_one_line(str(error))}", param=PARAM) from error
-
-
 def _refusal(kind: str, reason: str) -> RequestError:
-    return RequestError(f"{kind} cannot be compiled: {_one_line(reason)}", param=PARAM, code="invalid_grammar")
-
-
-def _one_line(reason: str) -> str:
-    text = " ".join(reason.split())
-    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " …"
+    return RequestError(f"{kind} cannot be compiled: {one_line(reason)}", param=PARAM, code="invalid_grammar")

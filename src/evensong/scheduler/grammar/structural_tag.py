@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
 from evensong.scheduler.grammar.json_schema import prepare_schema_object
+from evensong.scheduler.grammar.lark import user_lark
 
 PARAM = "structured_outputs"
 MAX_DEPTH = 32
@@ -22,7 +22,7 @@ _TEXT = "TEXT: /(.|\\n)*/"
 def structural_tag_grammar(params: StructuredOutputsParams) -> str:
     """The grammar of a structural tag, as the library takes it. Raises RequestError naming what cannot be."""
     writer = _Writer(params)
-    start = writer.expression(_format_of(_parsed(str(params.structural_tag))), 0)
+    start = writer.expression(format_of(str(params.structural_tag)), 0)
     main = "\n".join([f"start: {start}", *writer.rules, _TEXT])
     grammars = [{"name": "structural_tag", "lark_grammar": main}, *writer.grammars]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
@@ -38,8 +38,9 @@ def _parsed(text: str) -> dict[str, Any]:
     return value
 
 
-def _format_of(value: dict[str, Any]) -> dict[str, Any]:
-    """The newer form, whichever was given."""
+def format_of(text: str) -> dict[str, Any]:
+    """The format that a structural tag describes, whichever form it has. Raises RequestError."""
+    value = _parsed(text)
     if "format" in value:
         _known(value, "structural_tag", "type", "format")
         return _object(value["format"], "format")
@@ -110,11 +111,7 @@ class _Writer:
     def _grammar(self, form: dict[str, Any], _: int) -> str:
         _known(form, "grammar", "type", "grammar")
         name = f"g{len(self.grammars)}"
-        try:
-            lark = any_to_lark(_text(form, "grammar"))
-        except Exception as error:  # the library's converter raises what comes
-            raise _refused(f"a grammar cannot be read: {error}") from error
-        self.grammars.append({"name": name, "lark_grammar": lark})
+        self.grammars.append({"name": name, "lark_grammar": user_lark(_text(form, "grammar"))})
         return f"@{name}"
 
     def _any_text(self, form: dict[str, Any], _: int) -> str:

@@ -7,6 +7,7 @@ are taken here (tests/unit/scheduler/grammar has samples of each), and all other
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
 from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, Matcher
+from evensong.scheduler.grammar.structural_tag import format_of
 from evensong.scheduler.grammar.vocabulary import Vocabulary, clear_bits, has_bit
 
 PARAM = "structured_outputs"
@@ -52,15 +54,15 @@ class XGrammar(Backend):
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         if params.whitespace_pattern is not None or params.disable_additional_properties:
             raise _refused("the backend xgrammar has no whitespace_pattern and no disable_additional_properties")
-        text = next(value for value in (params.json, params.regex, params.grammar, params.structural_tag, "") if value)
-        if isinstance(text, str) and len(text) > MAX_CHARACTERS:
+        texts = [params.json, params.regex, params.grammar, params.structural_tag, *(params.choice or ())]
+        if sum(len(text) for text in texts if isinstance(text, str)) > MAX_CHARACTERS:
             raise _refused(f"{params.kind} has over {MAX_CHARACTERS} characters, the most that xgrammar gets here")
         try:
             return _Compiled(self._compile(params), self._library, self._vocabulary)
         except RequestError:
             raise
         except Exception as error:  # the library has errors of many kinds
-            raise _refused(f"{params.kind} cannot be compiled: {' '.join(str(error).split())[:400]}") from error
+            raise _refused(f"{params.kind} cannot be compiled: {_reason(error)}") from error
 
     def _compile(self, params: StructuredOutputsParams) -> Any:
         compiler = self._compiler
@@ -82,7 +84,8 @@ class XGrammar(Backend):
             case "grammar":
                 return compiler.compile_grammar(str(params.grammar))
             case _:
-                return compiler.compile_structural_tag(str(params.structural_tag))
+                tag = {"type": "structural_tag", "format": format_of(str(params.structural_tag))}
+                return compiler.compile_structural_tag(json.dumps(tag, ensure_ascii=False))
 
 
 class _Compiled(CompiledGrammar):
@@ -150,6 +153,12 @@ def _values(schema: dict[str, Any], keyword: str) -> list[Any]:
     if not isinstance(value, dict):
         raise _refused(f"{keyword} must be an object")
     return list(value.values())
+
+
+def _reason(error: Exception) -> str:
+    """Without the time of day and the place in the library's source, which would make each answer another one."""
+    text = " ".join(str(error).split())
+    return re.sub(r"^\[[\d:]+\] \S+: (Check failed: .* is false: )?", "", text)[:400]
 
 
 def _refused(reason: str) -> RequestError:

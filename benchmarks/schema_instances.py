@@ -1,0 +1,114 @@
+"""Instances of JSON schemas as a constrained model writes them: keys in the schema's order, whole numbers whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_MAX_DEPTH = 24
+
+
+def write(schema: Any, instance: Any, *, canonical: bool = False) -> str:
+    """`instance` with json.dumps' defaults, its keys in the order of `schema`.
+
+    `canonical` writes 1.0 as 1, and 1e-7 as what it is without an exponent.
+    """
+    text = json.dumps(ordered(schema, instance))
+    if canonical:
+        text = json.dumps(_canonical(json.loads(text)))
+    return text
+
+
+def ordered(schema: Any, instance: Any) -> Any:
+    """`instance` with the keys of its objects in the order in which `schema` names them; others come last."""
+    return _ordered([schema], schema, instance, 0)
+
+
+def _ordered(schemas: list[Any], root: Any, value: Any, depth: int) -> Any:
+    if isinstance(value, list):
+        return [
+            _ordered(_under(schemas, root, None, index), root, each, depth + 1) if depth < _MAX_DEPTH else each
+            for index, each in enumerate(value)
+        ]
+    if not isinstance(value, dict):
+        return value
+    names: dict[str, None] = {}
+    required: dict[str, None] = {}
+    for node in _flat(schemas, root):
+        properties = node.get("properties")
+        names.update(dict.fromkeys(properties if isinstance(properties, dict) else ()))
+        wanted = node.get("required")
+        required.update(dict.fromkeys(wanted if isinstance(wanted, list) else ()))
+        for each in [node.get("const"), *(node["enum"] if isinstance(node.get("enum"), list) else ())]:
+            if isinstance(each, dict) and each == value:
+                names.update(dict.fromkeys(each))
+    keys = [key for key in [*names, *(key for key in required if key not in names)] if key in value]
+    keys += [key for key in value if key not in keys]
+    if depth >= _MAX_DEPTH:
+        return {key: value[key] for key in keys}
+    return {key: _ordered(_under(schemas, root, key, None), root, value[key], depth + 1) for key in keys}
+
+
+def _flat(schemas: list[Any], root: Any) -> list[dict[str, Any]]:
+    """The schemas that hold for one value, in the order in which they stand."""
+    found: list[dict[str, Any]] = []
+    seen: set[int] = set()
+
+    def visit(node: Any, depth: int) -> None:
+        if not isinstance(node, dict) or id(node) in seen or depth > _MAX_DEPTH:
+            return
+        seen.add(id(node))
+        if isinstance(node.get("$ref"), str) and node["$ref"].startswith("#"):
+            visit(_resolve(root, node["$ref"]), depth + 1)
+        placed = False
+        for keyword, value in node.items():
+            if keyword in ("allOf", "anyOf", "oneOf") and isinstance(value, list):
+                for each in value:
+                    visit(each, depth + 1)
+            elif keyword in ("then", "else", "if"):
+                visit(value, depth + 1)
+            elif keyword == "dependentSchemas" and isinstance(value, dict):
+                for each in value.values():
+                    visit(each, depth + 1)
+            elif not placed:
+                placed = True
+                found.append(node)
+
+    for schema in schemas:
+        visit(schema, 0)
+    return found
+
+
+def _resolve(root: Any, reference: str) -> Any:
+    node = root
+    for part in reference[1:].split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _under(schemas: list[Any], root: Any, key: str | None, index: int | None) -> list[Any]:
+    found = []
+    for node in _flat(schemas, root):
+        if key is not None:
+            for keyword in ("properties", "patternProperties"):
+                group = node.get(keyword)
+                if isinstance(group, dict):
+                    found += [each for name, each in group.items() if keyword == "patternProperties" or name == key]
+            found.append(node.get("additionalProperties"))
+        else:
+            prefix = node.get("prefixItems", node["items"] if isinstance(node.get("items"), list) else [])
+            if isinstance(prefix, list) and index is not None and index < len(prefix):
+                found.append(prefix[index])
+            found.append(node.get("items"))
+    return found
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_canonical(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _canonical(each) for key, each in value.items()}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,71 @@
+"""`propertyNames`: which keys it allows, and the pattern for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from evensong.scheduler.grammar.schema_errors import malformed, refused
+from evensong.scheduler.grammar.schema_formats import FORMAT_LENGTHS, TEXT_FORMATS
+from evensong.scheduler.grammar.schema_pattern import PatternError, literal
+from evensong.scheduler.grammar.schema_refs import NAMED, ONE
+from evensong.scheduler.grammar.schema_values import MAX_LENGTH, count, pattern
+
+_BYTES = LLTokenizer("byte")
+_KNOWN = frozenset(("const", "enum", "format", "maxLength", "minLength", "pattern"))
+_OTHERS = frozenset((*ONE, *NAMED, "$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "oneOf"))
+
+
+class Names:
+    """`pattern` matches the allowed names (None: there are none); `free` says that every name is allowed."""
+
+    def __init__(self, wanted: Any, path: str) -> None:
+        path = f"{path}/propertyNames"
+        self.free, self.pattern = False, None
+        if isinstance(wanted, bool):
+            self.free = wanted
+            return
+        if not isinstance(wanted, dict):
+            raise malformed("propertyNames", path, "must be a schema")
+        for keyword in wanted:
+            if keyword in _OTHERS:
+                raise refused(keyword, path, "of 'propertyNames' only simple keywords are enforced")
+        if wanted.get("type", "string") != "string" and "string" not in (wanted["type"] or ()):
+            return
+        if "const" in wanted or "enum" in wanted:
+            self._listed(wanted, path)
+            return
+        found = [keyword for keyword in _KNOWN if keyword in wanted]
+        if not found:
+            self.free = True
+        elif set(found) <= {"minLength", "maxLength"}:
+            low, high = count(wanted, "minLength", path, MAX_LENGTH), count(wanted, "maxLength", path, MAX_LENGTH)
+            self.pattern = f"^(?s:.{{{low or 0},{'' if high is None else high}}})$"
+        elif found == ["pattern"]:
+            self.pattern = pattern(wanted["pattern"], "pattern", path)
+        elif found == ["format"] and wanted["format"] in TEXT_FORMATS and wanted["format"] not in FORMAT_LENGTHS:
+            self.pattern = f"^(?:{TEXT_FORMATS[wanted['format']]})$"
+        else:
+            raise refused("propertyNames", path, "of its keywords only one at a time is enforced")
+
+    def _listed(self, wanted: dict[str, Any], path: str) -> None:
+        if len([keyword for keyword in _KNOWN if keyword in wanted]) > 1:
+            raise refused("propertyNames", path, "of its keywords only one at a time is enforced")
+        names = wanted["enum"] if "enum" in wanted else [wanted["const"]]
+        if not isinstance(names, list):
+            raise malformed("enum", path, "must be a list of values")
+        try:
+            texts = [literal(name) for name in names if isinstance(name, str)]
+        except PatternError as error:
+            raise refused("propertyNames", path, str(error)) from error
+        if texts:
+            self.pattern = f"^(?:{'|'.join(texts)})$"
+
+    def allow(self, name: str) -> bool:
+        """Whether `name` is one of them."""
+        if self.free or self.pattern is None:
+            return self.free
+        matcher = LLMatcher(_BYTES, LLMatcher.grammar_from_regex(self.pattern[1:-1]), log_level=0)
+        text = name.encode()
+        return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
