@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal
 from typing import TYPE_CHECKING, Any
 
 from evensong.protocol.text import has_lone_surrogate
 from evensong.scheduler.grammar.schema_errors import malformed, refused, too_large
-from evensong.scheduler.grammar.schema_formats import FORMAT_LENGTHS, FREE_FORMATS, NUMBER_FORMATS, TEXT_FORMATS
+from evensong.scheduler.grammar.schema_formats import (
+    FORMAT_LENGTHS,
+    FREE_FORMATS,
+    NUMBER_FORMATS,
+    TEXT_FORMATS,
+)
 from evensong.scheduler.grammar.schema_pattern import PatternError, translate_pattern
 
 if TYPE_CHECKING:
@@ -44,9 +49,14 @@ def rewrite(rewriter: Rewriter, node: dict[str, Any], path: str, written: dict[s
     """Writes the keywords of `node` that this module knows."""
     _constants(node, path, written)
     _text(rewriter, node, path, written)
-    bounds(node, path, written)
+    found: dict[str, Any] = {}
+    bounds(node, path, found)
     if "multipleOf" in node:
-        written["multipleOf"] = _divisor(rewriter, node["multipleOf"], path)
+        found["multipleOf"] = _divisor(rewriter, node["multipleOf"], path)
+    shorter = spellings(found)
+    written.update(found)
+    if shorter:
+        rewriter.conjoin(written, *shorter)
     if "format" in node:
         _format(rewriter, node["format"], path, written)
 
@@ -148,7 +158,44 @@ def bounds(node: dict[str, Any], path: str, written: dict[str, Any]) -> None:
                 found[keyword] = found.pop(inclusive)
             continue
         found[keyword] = _number(value, keyword, path)
+    low = found.get("exclusiveMinimum")
+    if isinstance(low, int) and low >= 0 and node.get("type") != "integer":
+        # Between this and the next whole number the backend takes the bound for an inclusive one.
+        del found["exclusiveMinimum"]
+        found["minimum"] = max(found.get("minimum", low), math.nextafter(low, math.inf) if low else MIN_MAGNITUDE)
     written.update(found)
+
+
+def spellings(wanted: dict[str, Any]) -> list[Any]:
+    """What adds the numbers that the backend forgets, those with fewer decimals than a bound or a divisor.
+
+    Of 2.25 and less it would take 2.20 and not 2.2. Such a keyword moves from `wanted` into alternatives.
+    """
+    found = []
+    for keyword in ("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "multipleOf"):
+        if not isinstance(wanted.get(keyword), float):
+            continue
+        value = Decimal(repr(wanted[keyword]))
+        if (value > 0) == keyword.lower().endswith("minimum"):
+            continue
+        places = -int(value.as_tuple().exponent)
+        name = keyword if keyword == "multipleOf" else keyword.lower().removeprefix("exclusive")
+        more: dict[Decimal, None] = {}
+        for place in range(1, places):
+            unit = Decimal(1).scaleb(-place)
+            if name == "multipleOf":
+                more[_common_multiple(value, unit)] = None
+            else:
+                more[value.quantize(unit, rounding=ROUND_DOWN)] = None
+        if more:
+            options = [{"type": "number", name: float(each)} for each in more if each != value]
+            found.append({"anyOf": [{keyword: wanted.pop(keyword)}, *options]})
+    return found
+
+
+def _common_multiple(first: Decimal, second: Decimal) -> Decimal:
+    scale = Decimal(10) ** max(-int(first.as_tuple().exponent), -int(second.as_tuple().exponent))
+    return math.lcm(int(first * scale), int(second * scale)) / scale
 
 
 def _divisor(rewriter: Rewriter, value: object, path: str) -> int | float:
