@@ -40,8 +40,9 @@ MAX_VALUE_DEPTH = 32
 # Whole numbers up to here are exact in the backend, which reckons in double precision.
 MAX_WHOLE = 2**53
 MIN_MAGNITUDE = 1e-15
-# Of a divisor, what is left without its factors 2 and 5: a state of the automaton for each remainder.
-MAX_DIVISOR = 2000
+# Of a divisor's digits, without zeros at the end: a state of the automaton for each remainder.
+MAX_DIVISOR = 2048
+MAX_TEXT = 8192  # characters of one value
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -108,6 +109,8 @@ def _constant(value: Any, keyword: str, path: str, depth: int) -> Any:
 def _checked_text(text: str, keyword: str, path: str) -> str:
     if has_lone_surrogate(text):
         raise malformed(keyword, path, "holds a lone surrogate, which no text can contain")
+    if len(text) > MAX_TEXT:
+        raise too_large(f"a text of {keyword!r} at {path} has {len(text)} characters, at most {MAX_TEXT} are allowed")
     return text
 
 
@@ -202,15 +205,12 @@ def _divisor(rewriter: Rewriter, value: object, path: str) -> int | float:
     divisor = _number(value, "multipleOf", path)
     if divisor <= 0:
         raise malformed("multipleOf", path, "must be greater than 0")
-    left, _ = Decimal(str(divisor)).as_integer_ratio()
-    if left > 10**9 or divisor < 1e-9:
-        raise refused("multipleOf", path, f"{divisor!r:.40} has too many digits")
-    for factor in (2, 5):
-        while left % factor == 0:
-            left //= factor
+    if divisor < 1e-9:
+        raise refused("multipleOf", path, f"{divisor!r} is too small")
     rewriter.note("multipleOf", path)
-    rewriter.divisors.append(left)
-    if math.lcm(*rewriter.divisors) > MAX_DIVISOR:
+    # In an `allOf` any of them may meet: their common multiple is what the backend reckons with.
+    rewriter.divisor = _common_multiple(rewriter.divisor or Decimal(repr(divisor)), Decimal(repr(divisor)))
+    if int("".join(map(str, rewriter.divisor.as_tuple().digits)).rstrip("0")) > MAX_DIVISOR:
         raise refused("multipleOf", path, "the divisors of the schema have too large a common multiple")
     return divisor
 
