@@ -21,6 +21,7 @@ namespace {
 
 using Floats = Array<const float>;
 using Bytes = Array<const std::uint8_t>;
+using Masks = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Keeps a Python object for as long as the program lives, whichever thread lets go of it.
 void hold(Program& program, nb::handle object) {
@@ -206,7 +207,7 @@ void bind_engine(nb::module_& m) {
                           const Array<const std::int32_t>& starts, const std::vector<Table>& tables,
                           const Array<const std::int64_t>& token_ids,
                           const Array<const std::int64_t>& sample_rows, const Bytes& samples, std::size_t first,
-                          std::optional<std::size_t> last) {
+                          std::optional<std::size_t> last, const std::optional<Masks>& masks) {
     auto step = std::make_shared<Step>();
     copy_into(step->counts, counts);
     copy_into(step->starts, starts);
@@ -215,11 +216,15 @@ void bind_engine(nb::module_& m) {
     check(samples.size() == sample_rows.size() * sizeof(SampleRow), "one SampleRow for each sampled row is needed");
     step->samples.resize(sample_rows.size());
     if (samples.size() > 0) std::memcpy(step->samples.data(), samples.data(), samples.size());
+    if (masks.has_value()) {
+      step->mask_words = static_cast<std::int64_t>(masks->shape(1));
+      step->masks.assign(masks->data(), masks->data() + masks->size());
+    }
     copy_tables(*step, tables, program->limits());
     const std::size_t end = last.value_or(program->num_segments());
     return e.submit(std::move(program), std::move(step), first, end);
   }, "program"_a, "counts"_a, "starts"_a, "tables"_a, "token_ids"_a, "sample_rows"_a, "samples"_a,
-     "first"_a = 0, "last"_a = nb::none());
+     "first"_a = 0, "last"_a = nb::none(), "masks"_a = nb::none());
   engine.def("wait", [](BoundEngine& e, std::int64_t ticket) {
     std::shared_ptr<Step> step;
     {

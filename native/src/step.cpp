@@ -48,13 +48,16 @@ void Step::prepare(std::int32_t block_size, std::int64_t num_blocks, std::int64_
     check(samples[i].feed_slot >= -1 && samples[i].feed_slot < num_feed_slots, "a feed slot does not exist");
     check(samples[i].kind >= 0 && samples[i].kind <= 2 && samples[i].token < vocab_size, "a SampleRow is damaged");
     check(samples[i].num_best >= -1 && samples[i].num_best <= vocab_size, "too many log-probabilities");
+    check(samples[i].mask >= -1 && (samples[i].mask + std::int64_t{1}) * mask_words <= static_cast<std::int64_t>(masks.size()),
+          "a mask does not exist");
+    check(samples[i].mask < 0 || mask_words * 32 >= vocab_size, "a mask has too few words");
   }
 }
 
 bool Step::wants_best_tokens_only() const {
   return std::all_of(samples.begin(), samples.end(), [](const SampleRow& row) {
     return row.kind == static_cast<std::int32_t>(SampleKind::draw) && row.params.temperature < kGreedyBelow &&
-           row.num_best < 0;
+           row.num_best < 0 && row.mask < 0;
   });
 }
 

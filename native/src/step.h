@@ -17,7 +17,7 @@ struct SampleRow {
   std::int32_t kind;       // SampleKind
   std::int32_t num_best;   // best tokens whose log-probabilities are wanted; -1: none, not even the token's
   std::int32_t feed_slot;  // where the token goes for a later step that names it; -1: nowhere
-  std::int32_t unused;
+  std::int32_t mask;       // which of the step's masks says what may be drawn; -1: anything
 };
 static_assert(sizeof(SampleRow) == 72, "worker/native_rows.py says the same");
 
@@ -52,6 +52,8 @@ struct Step {
   std::vector<std::int64_t> token_ids;                  // of each row; -1 - slot: what was sampled into that feed slot
   std::vector<std::int64_t> sample_rows;                // rows whose logits are wanted
   std::vector<SampleRow> samples;                       // one each
+  std::vector<std::uint32_t> masks;                     // [mask][mask_words]: a bit for each token id, the lowest first
+  std::int64_t mask_words = 0;
   // ---- worked out by `prepare`
   std::vector<std::int64_t> first_row;                  // of each sequence
   std::vector<std::int64_t> positions;                  // of each row

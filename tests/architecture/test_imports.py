@@ -22,7 +22,15 @@ ISLANDS = {
 }
 # What every island may use although it lies in another: the child's side of the handshake is one piece of code.
 SHARED_MODULES = ("evensong.engine.core.handshake",)
-OPTIONAL_THIRD_PARTIES = ("gguf", "huggingface_hub", "matplotlib", "opentelemetry", "transformers", "uvloop")
+OPTIONAL_THIRD_PARTIES = (
+    "gguf",
+    "huggingface_hub",
+    "matplotlib",
+    "opentelemetry",
+    "transformers",
+    "uvloop",
+    "xgrammar",
+)
 
 
 def ours(path: Path) -> set[str]:

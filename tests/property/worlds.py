@@ -51,8 +51,15 @@ class World:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "likes": {"enum": ["日本", "😀", "tea"]}},
+    "required": ["name", "age", "likes"],
+}
+
+
 def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
-    """Greedy, sampled, penalised, biased, masked and stopped requests; half of them share a beginning."""
+    """Greedy, sampled, penalised, biased, masked, constrained and stopped requests; half of them share a beginning."""
     rng = random.Random(seed)
     styles: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -65,6 +72,8 @@ def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
         {"temperature": 0.0, "logprobs": 5},
         {"temperature": 0.0, "bad_words": ["the", "is a", "."]},
         {"temperature": 1.0, "allowed_token_ids": list(range(0, 49152, 7)), "bad_words": ["a"]},
+        {"temperature": 1.0, "structured_outputs": {"json": PERSON}},
+        {"temperature": 0.0, "structured_outputs": {"regex": "[a-z ]{20,60}"}, "repetition_penalty": 1.3},
     ]
     cases = []
     for index in range(count):

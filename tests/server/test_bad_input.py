@@ -163,7 +163,6 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
     ],
     "features that do not exist": [
         (CHAT, chat(response_format={"type": "json_object"}), 400),
-        (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), 400),
         (CHAT, chat(echo=True), 400),
         (TEXT, raw(suffix="x"), 400),
         (TEXT, raw(best_of=3), 400),

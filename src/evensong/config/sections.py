@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 AUTO: Literal["auto"] = "auto"
+# What they are stands in engine/frontend/reasoning.py and entrypoints/http/parsers/formats.py.
+REASONING_PARSERS = ("deepseek_r1", "qwen3", "think", "mistral")
+TOOL_PARSERS = ("hermes", "llama3_json", "mistral", "json")
 
 
 def setting(default: Any, help: str, *flags: str, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -48,6 +51,11 @@ class ModelConfig:
     )
     override_generation_config: dict[str, Any] | None = setting(
         None, 'sampling defaults over those, such as {"temperature": 0.5}', metavar="JSON"
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        "how the model writes its reasoning, which answers then hold apart (default: they do not)",
+        choices=REASONING_PARSERS,
     )
 
 
@@ -177,6 +185,12 @@ class ServerConfig:
     chat_template: str | None = setting(None, "file with a chat template, in place of the model's", metavar="FILE")
     trust_request_chat_template: bool = setting(
         False, "let requests bring a chat_template of their own (it runs in a process of its own, with limits)"
+    )
+    tool_call_parser: str | None = setting(
+        None, "how the model writes calls of tools (default: by its chat template)", choices=TOOL_PARSERS
+    )
+    enable_auto_tool_choice: bool = setting(
+        True, "take tools with tool_choice auto; with --no-enable-auto-tool-choice they are refused"
     )
     shutdown_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM or Ctrl-C")
 

@@ -138,8 +138,9 @@ class AsyncLLM:
     ) -> RequestStream:
         """Submits a request and waits until the core has admitted it. The stream must be handed to `stop` in the end.
 
-        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant, trace_headers (W3C Trace
-        Context). Raises RequestError when it is refused.
+        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant, phase (of its reasoning),
+        shown_token_ids (special tokens that have a text), trace_headers (W3C Trace Context).
+        Raises RequestError when it is refused.
         """
         self._check_alive()
         trace_headers = options.pop("trace_headers", None)

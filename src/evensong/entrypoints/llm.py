@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from evensong.config.resolve import EngineArgs
 from evensong.engine.frontend.chat_template import ChatTemplate
+from evensong.engine.frontend.chat_tools import check_tools
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.engine.frontend.verbs import control_verbs
 from evensong.engine.llm_engine import LLMEngine
@@ -79,12 +80,14 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         timeout: float | None = None,
     ) -> list[RequestOutput]:
         """The assistant's answer to each conversation; `messages` is one conversation or a list of them.
 
         `continue_final_message`: the last message goes on where it ends. `chat_template` takes the place of the
-        model's; `chat_template_kwargs` are variables of the template's own.
+        model's; `chat_template_kwargs` are variables of the template's own. `tools`, in OpenAI's form, are shown to
+        the model; what it writes of them is the text.
         """
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
@@ -96,6 +99,7 @@ class LLM:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "kwargs": chat_template_kwargs,
+            "tools": [tool.shown() for tool in check_tools(tools)],
         }
         prompts: list[Prompt] = []
         for index, conversation in enumerate(conversations):

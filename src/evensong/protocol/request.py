@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from evensong.protocol.sampling_params import SamplingParams
+from evensong.protocol.structured import ReasoningSpec
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -31,6 +32,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     timeout: float = 0.0
     # Whose share of the service it takes (protocol/tenants.py); "" where nobody is told apart.
     tenant: str = ""
+    # None where the output does not reason, or its constraints hold from the first token on.
+    reasoning: ReasoningSpec | None = None
 
 
 class AbortRequests(msgspec.Struct, array_like=True):

@@ -80,7 +80,10 @@ class ModelOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class GrammarBitmask(msgspec.Struct, array_like=True, gc=False):
-    """Allowed tokens of constrained rows: `request_ids[i]`'s row of `words`, 32 tokens a word, little endian."""
+    """Allowed tokens of constrained rows: `request_ids[i]`'s row of `words`, 32 tokens a word, little endian.
+
+    An id that comes several times in a row names the positions behind each other that draft tokens are verified at.
+    """
 
     request_ids: list[str]
     words: bytes

@@ -69,6 +69,18 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, array_like=Tru
         return next(name for name in KINDS if getattr(self, name) is not None)
 
 
+class ReasoningSpec(msgspec.Struct, omit_defaults=True, array_like=True):
+    """How a request's reasoning ends, as the front end knows it: constraints begin behind the text `end`.
+
+    `end_token_ids` spell it, for a budget that is used up. Without `start_token_ids` the output begins inside the
+    reasoning; with them it reasons if it begins with these tokens.
+    """
+
+    end: str
+    end_token_ids: list[int]
+    start_token_ids: list[int] = []
+
+
 def structured_outputs(value: object) -> StructuredOutputsParams | None:
     """`value` checked, whether it is the engine's own form or a JSON object. Raises RequestError."""
     if value is None:

@@ -13,6 +13,8 @@ from evensong.protocol.sampling_params import SamplingParams
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 Int64 = np.ndarray[Any, np.dtype[np.int64]]
+# A bit for each token id, the lowest first: set where the token may be drawn.
+Bitmask = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class SamplingRow:
     """One request at the position that is to be sampled: its settings and its tokens so far.
 
     `changes_logits`: whether a step of the sampler changes its logits before a token is drawn; None: not worked out.
+    `constrained`: a mask may come for it, while the model runs; `bitmask` [num_words] is that mask.
     """
 
     params: SamplingParams
@@ -27,6 +30,8 @@ class SamplingRow:
     output_token_ids: Sequence[int] | Int64
     eos_token_ids: Sequence[int]
     changes_logits: bool | None = None
+    constrained: bool = False
+    bitmask: Bitmask | None = None
 
     @property
     def position(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
-from evensong.sampling import allowed, bad_words, bias, min_tokens, penalties
+from evensong.sampling import allowed, bad_words, bias, bitmask, min_tokens, penalties
 from evensong.sampling.row import Float32, SamplingRow
 
 # Adding a feature that changes logits: one file, and one line here.
@@ -56,11 +56,13 @@ def sample_row(raw: Float32, row: SamplingRow, draws: Draws) -> Sampled:
     best = _best(raw)
     logits = raw
     steps = [step for step in LOGIT_STEPS if step.wanted(params)]
-    if steps and best is not None:
+    if (steps or row.bitmask is not None) and best is not None:
         logits = raw.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             for step in steps:
                 step.apply(row, logits)
+        if row.bitmask is not None:
+            bitmask.apply(row.bitmask, logits)
         best = _best(logits)
         if best is None and logits.max() == -np.inf:
             return Sampled(-1, exhausted=True)

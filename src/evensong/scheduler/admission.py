@@ -65,6 +65,11 @@ def check_queue(
         )
 
 
+def id_in_use(request_id: str) -> RequestError:
+    """The refusal of a second request under an id that lives."""
+    return RequestError(f"request id {request_id} is in use", status=409, param="request_id")
+
+
 def _queue_full(message: str, retry_after: int) -> RequestError:
     return RequestError(message, status=429, type="rate_limit_error", code="queue_full", retry_after=retry_after)
 

@@ -23,6 +23,8 @@ def commit_tokens(
     stop_reason: int | str | None = None
     for token_id in token_ids:
         request.token_ids.append(token_id)
+        if request.grammar is not None:
+            request.grammar.accept(token_id)
         kept += 1
         reason, stop_reason = stop_check(request, token_id, max_model_len)
         if reason is not None:
@@ -77,6 +79,9 @@ def commit_prompt_scores(request: Request, scores: PromptScores) -> EngineCoreOu
 
 def end_without_token(request: Request, output: ModelOutput) -> EngineCoreOutput | None:
     """The last output of a request that could not be sampled in a step; None for any other."""
+    if request.grammar is not None and request.grammar.fault is not None:
+        message = f"the grammar cannot be followed any further: {request.grammar.fault}"
+        return final_output(request, FinishReason.ERROR, ErrorBody(message, 400, code="grammar_limit"))
     if request.request_id in output.errors:
         error = ErrorBody(output.errors[request.request_id], 500, "internal_error")
         return final_output(request, FinishReason.ERROR, error)

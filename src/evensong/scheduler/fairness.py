@@ -93,9 +93,9 @@ class FairQueue(WaitingQueue):
                 rest[tenant] = iter(self._queues[tenant].candidates(step_id) if tenant in self._queues else ())
             request = next(rest[tenant], None)
             if request is not None:
-                steps_waited = request.steps_waited
+                steps_behind = request.rank.steps_behind
                 yield request
-                if request.status is RequestStatus.WAITING and request.steps_waited == steps_waited:
+                if request.status is RequestStatus.WAITING and request.rank.steps_behind == steps_behind:
                     continue
                 heapq.heappush(heap, (counter + _input_cost(request) / self._weights.get(tenant, 1.0), tenant))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from evensong.protocol.request import EngineCoreRequest
+from evensong.scheduler.grammar.state import RequestGrammar
 
 
 class RequestStatus(Enum):
@@ -20,7 +21,15 @@ class RequestStatus(Enum):
 class Rank:
     """Where a request stands among others (scheduler/policy.py); lower is sooner."""
 
-    __slots__ = ("arrival", "displaced_step", "displaced_tokens", "priority", "urgency", "waiting_since")
+    __slots__ = (
+        "arrival",
+        "displaced_step",
+        "displaced_tokens",
+        "priority",
+        "steps_behind",
+        "urgency",
+        "waiting_since",
+    )
 
     def __init__(self, priority: int) -> None:
         # What was asked for, and where it stands.
@@ -28,6 +37,8 @@ class Rank:
         # Its number among all arrivals, and the step since which it waits.
         self.arrival = 0
         self.waiting_since = 0
+        # Steps that it let another compute the prefix that both have.
+        self.steps_behind = 0
         # When it was last displaced for a more urgent one, and the tokens that it had then.
         self.displaced_step: int | None = None
         self.displaced_tokens = 0
@@ -41,6 +52,7 @@ class Request:
         "first_cached_tokens",
         "first_scheduled_time",
         "first_step_id",
+        "grammar",
         "num_computed_tokens",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
@@ -50,7 +62,6 @@ class Request:
         "source",
         "status",
         "stop_ids",
-        "steps_waited",
         "token_ids",
     )
 
@@ -64,6 +75,8 @@ class Request:
         self.num_sent_tokens = len(source.output_token_ids)
         self.num_prompt_logprobs_sent = source.prompt_logprobs_delivered
         self.status = RequestStatus.WAITING
+        # What its next token may be; None: anything.
+        self.grammar: RequestGrammar | None = None
         self.block_hashes: list[bytes] = []
         self.stop_ids = frozenset(source.params.stop_token_ids or ())
         # Prefix-cache hit of the first admission; None until then. Preemption does not change what is reported.
@@ -72,7 +85,6 @@ class Request:
         self.first_scheduled_time = 0.0
         # The step in which it got the slot that it holds; results of earlier steps are not for it.
         self.first_step_id = 0
-        self.steps_waited = 0
         self.rank = Rank(priority)
 
     @property
@@ -119,7 +131,7 @@ class Request:
         """It gave up its slot in step `step_id`, and everything computed so far."""
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
-        self.steps_waited = 0
+        self.rank.steps_behind = 0
         self.rank.waiting_since = step_id
 
     def displaced(self, step_id: int) -> None:

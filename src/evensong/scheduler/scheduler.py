@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable
 
 from evensong.kvcache.check import check
 from evensong.kvcache.manager import KVCacheManager
-from evensong.protocol.errors import RequestError
 from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
-from evensong.scheduler.admission import Pace, check_fits, check_queue
+from evensong.scheduler.admission import Pace, check_fits, check_queue, id_in_use
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
+from evensong.scheduler.grammar.bitmask import Bitmasks
+from evensong.scheduler.grammar.state import RequestGrammar
 from evensong.scheduler.plan import Plan
 from evensong.scheduler.policy import Policy
 from evensong.scheduler.request import Request, RequestStatus
@@ -54,6 +55,7 @@ class Scheduler:
         # Which waiting requests may get a slot; the others keep their places.
         self.may_start: Callable[[Request], bool] = _anyone
         self._check = check
+        self._bitmasks = Bitmasks()
         self._released: list[str] = []
         self._first_to_serve = 0
         self._step_id = 0
@@ -63,13 +65,22 @@ class Scheduler:
 
     # ---- arrivals and departures
 
-    def add_request(self, source: EngineCoreRequest) -> Admission:
+    def prepare_request(self, source: EngineCoreRequest, num_behind: int = 0) -> Request:
+        """A request that is added later, behind `num_behind` others; raises what add_request would raise now."""
+        request = self._new_request(source)
+        self._check_admission(request, num_behind)
+        return request
+
+    def add_request(
+        self, source: EngineCoreRequest, *, prepared: Request | None = None, grammar: RequestGrammar | None = None
+    ) -> Admission:
         """Admits a request to the queue; raises RequestError, with nothing changed, when it can never run or must not.
 
         Refused: more tokens than max_model_len or the whole pool can hold (400), a full queue (429), an id that lives.
         """
-        request = Request(source, priority=source.priority if self.limits.use_priorities else 0)
+        request = prepared or self._new_request(source)
         self._check_admission(request)
+        request.grammar = grammar
         self.kv_cache.extend_hashes(request.block_hashes, request.token_ids, source.cache_salt)
         hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
         self.requests[request.request_id] = request
@@ -119,8 +130,8 @@ class Scheduler:
         return self._finish_plan(plan)
 
     def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarBitmask | None:
-        """Allowed tokens of the plan's constrained requests; None when there are none."""
-        return None
+        """Allowed tokens of the plan's constrained requests; None when there are none. Called while the model runs."""
+        return self._bitmasks.fill(self.requests[request_id] for request_id in plan.sampling_request_ids)
 
     def update_from_output(self, plan: SchedulerOutput, output: ModelOutput) -> Outputs:
         """Applies what the step computed: publishes blocks, appends tokens, ends requests. Outputs by client index.
@@ -187,13 +198,16 @@ class Scheduler:
 
     # ---- inside
 
-    def _check_admission(self, request: Request) -> None:
+    def _new_request(self, source: EngineCoreRequest) -> Request:
+        return Request(source, priority=source.priority if self.limits.use_priorities else 0)
+
+    def _check_admission(self, request: Request, num_behind: int = 0) -> None:
         limits = self.limits
         if request.request_id in self.requests:
-            raise RequestError(f"request id {request.request_id} is in use", status=409, param="request_id")
+            raise id_in_use(request.request_id)
         check_fits(request, limits, self.kv_cache.capacity)
         if not request.resumed:
-            free_slots = max(limits.max_num_seqs - len(self.running), 0)
+            free_slots = max(limits.max_num_seqs - len(self.running), 0) - num_behind
             check_queue(request, self.waiting, free_slots, limits, self._pace)
 
     def _serve_running(self, plan: Plan) -> list[Request]:
@@ -260,8 +274,8 @@ class Scheduler:
                     break
                 continue
             hit = self.kv_cache.lookup(request.readable_hashes, request.num_tokens)
-            if request.steps_waited < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, hit):
-                request.steps_waited += 1
+            if request.rank.steps_behind < MAX_STEPS_BEHIND_A_WRITER and self._awaits_writer(request, hit):
+                request.rank.steps_behind += 1
                 num_behind_writers += 1
             elif not (free_slot and self._start(request, hit, plan)) and not self._displace(request, hit, plan):
                 blocked = True

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from evensong.kernels.mode import NumericMode
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
-from evensong.sampling.row import Float32, SamplingRow
+from evensong.sampling.row import Bitmask, Float32, SamplingRow
 from evensong.sampling.sampler import Sampled
 from evensong.sources.model_description import ModelDescription
 from evensong.sources.resolve import ModelSource
@@ -46,6 +46,16 @@ class ModelFiles:
     source: ModelSource
     description: ModelDescription
     digest: Callable[[], str]
+
+
+NO_MASKS: Mapping[int, Bitmask] = {}
+
+
+def with_masks(rows: Sequence[SamplingRow], masks: Mapping[int, Bitmask]) -> Sequence[SamplingRow]:
+    """`rows`, each with its mask where it has one."""
+    if not masks:
+        return rows
+    return [replace(row, bitmask=masks[i]) if i in masks else row for i, row in enumerate(rows)]
 
 
 class NotFiniteError(ArithmeticError):
@@ -102,8 +112,8 @@ class Device(ABC):
         """Starts the forward pass of a batch; `rows` are the requests of its sampled rows."""
 
     @abstractmethod
-    def finish(self) -> list[Sampled]:
-        """Waits for it; one result for each sampled row."""
+    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
+        """Waits for it; one result for each sampled row. `masks`: by index, those of rows that are constrained."""
 
     @abstractmethod
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:

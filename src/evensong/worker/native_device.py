@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,24 @@ from evensong.models.loader import TensorReader, build_model
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.native_draws import NativeDraws, compose
-from evensong.sampling.row import Float32, SamplingRow
+from evensong.sampling.row import Bitmask, Float32, SamplingRow
 from evensong.sampling.sampler import NO_TOKEN, Sampled, sample_row
 from evensong.sources.model_description import ModelDescription
 from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import LAST_WORD, TICKS_WORD, ProgressPage
 from evensong.worker.batch import Batch
-from evensong.worker.device import ROWS_AT_ONCE, Device, DeviceSettings, ModelFiles, NotFiniteError
+from evensong.worker.device import (
+    NO_MASKS,
+    ROWS_AT_ONCE,
+    Device,
+    DeviceSettings,
+    ModelFiles,
+    NotFiniteError,
+    with_masks,
+)
 from evensong.worker.kv_memory import HostKV
-from evensong.worker.native_rows import given_rows, logits_rows, row_changes_logits, rows_of
+from evensong.worker.native_rows import given_rows, logits_rows, masks_of, row_changes_logits, rows_of
 from evensong.worker.recording import LayerMemory, Recording
 from evensong.worker.trace import write_chrome_trace
 
@@ -56,6 +64,7 @@ class NativeDevice(Device):
         self._running: tuple[int, tuple[Any, ...]] | None = None
         self._last: tuple[Any, ...] = ()
         self._rows: Sequence[SamplingRow] = ()
+        self._deferred: Any = None
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description = files.description
@@ -101,26 +110,46 @@ class NativeDevice(Device):
         counts = np.array(batch.num_query_tokens, dtype=np.int32)
         starts = np.array(batch.num_computed_tokens, dtype=np.int32)
         inputs = (counts, starts, batch.block_tables, batch.token_ids)
-        samples = rows_of(rows)
         self._rows = rows
+        # Where masks may come the step ends with the logits, and `finish` draws.
+        self._deferred = batch.sample_rows if any(row.constrained for row in rows) else None
+        samples = rows_of(rows) if self._deferred is None else logits_rows(len(rows))
         if self._eager:
             plan.run_eagerly(self._engine, inputs, batch.sample_rows, samples)
         ticket = self._engine.submit(
-            plan.program, *inputs, batch.sample_rows, samples, first=plan.sampling_begins if self._eager else 0
+            plan.program,
+            *inputs,
+            batch.sample_rows,
+            samples,
+            first=plan.sampling_begins if self._eager else 0,
+            last=None if self._deferred is None else plan.sampling_begins,
         )
         self._running = ticket, inputs
 
-    def finish(self) -> list[Sampled]:
+    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
         assert self._running is not None, "finish without start"
         (ticket, inputs), self._running = self._running, None
         results = self._engine.wait(ticket)
         self._last = inputs
-        return [self._sampled(index, row, results) for index, row in enumerate(self._rows)]
+        rows = with_masks(self._rows, masks)
+        if self._deferred is not None:
+            results = self._draw(inputs, self._deferred, rows)
+        return [self._sampled(index, row, results) for index, row in enumerate(rows)]
+
+    def _draw(self, inputs: tuple[Any, ...], sample_rows: Any, rows: Sequence[SamplingRow]) -> Any:
+        """The sampler alone, over the logits that the step has left."""
+        plan = self._recording
+        ticket = self._engine.submit(
+            plan.program, *inputs, sample_rows, rows_of(rows), first=plan.sampling_begins, masks=masks_of(rows)
+        )
+        return self._engine.wait(ticket)
 
     def _sampled(self, index: int, row: SamplingRow, results: Any) -> Sampled:
         if row_changes_logits(row):
             return sample_row(self._logits_row(index), row, self._draws)
         token_id = int(results[0][index])
+        if token_id < 0 and row.bitmask is not None:
+            return sample_row(self._logits_row(index), row, self._draws)  # which tells why
         if token_id < 0:
             return Sampled(-1, error=NO_TOKEN)
         if row.params.num_logprobs is None:

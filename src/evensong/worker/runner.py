@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import PromptScores
-from evensong.protocol.step import ModelOutput, SchedulerOutput
+from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+from evensong.sampling.row import Bitmask
 from evensong.sampling.sampler import Sampled
 from evensong.worker.batch import Batch, build_batch
-from evensong.worker.device import Device, num_probe_blocks
+from evensong.worker.device import NO_MASKS, Device, num_probe_blocks
 from evensong.worker.prompt_scores import Wanted, score_prompts, wanted_scores
 from evensong.worker.slots import SlotTable
 
@@ -38,12 +41,12 @@ class Runner:
             self._slots[request_id].num_computed_tokens += count
         self._plan = plan
 
-    def sample(self) -> ModelOutput:
-        """Tokens for the rows of the last plan that sample, each appended to its slot."""
+    def sample(self, bitmask: GrammarBitmask | None = None) -> ModelOutput:
+        """Tokens for the rows of the last plan that sample, each appended to its slot; `bitmask` allows some alone."""
         assert self._plan is not None, "sample without execute"
         plan, self._plan = self._plan, None
         output = ModelOutput(list(plan.sampling_request_ids), [], [])
-        results = self._device.finish() if self._runs else []
+        results = self._device.finish(_masks(output.request_ids, bitmask)) if self._runs else []
         output.prompt_scores, output.errors = self._scores()
         for request_id, result in zip(output.request_ids, results, strict=True):
             self._take(request_id, result, output)
@@ -76,3 +79,12 @@ class Runner:
         )
         self._device.start(batch, [])
         self._device.finish()
+
+
+def _masks(request_ids: Sequence[str], bitmask: GrammarBitmask | None) -> Mapping[int, Bitmask]:
+    """The masks of the rows that sample, by index."""
+    if bitmask is None or not bitmask.request_ids:
+        return NO_MASKS
+    words = np.frombuffer(bitmask.words, dtype=np.uint32).reshape(len(bitmask.request_ids), -1)
+    of_request = dict(zip(bitmask.request_ids, words, strict=True))
+    return {index: of_request[name] for index, name in enumerate(request_ids) if name in of_request}

@@ -35,6 +35,7 @@ class Slot:
         self.blocks = BlockTable(block_ids, num_groups)
         self.num_computed_tokens = num_computed_tokens
         self._changes_logits = changes_logits(params)
+        self._constrained = params.structured_outputs is not None or params.thinking_token_budget is not None
         self._num_prompt_tokens = len(prompt_token_ids)
         # Row i of the prompt gives the log-probability of token i + 1; the last one samples.
         self._num_rows_to_score = 0 if params.prompt_logprobs is None else len(prompt_token_ids) - 1
@@ -69,7 +70,7 @@ class Slot:
     def sampling_row(self) -> SamplingRow:
         """What the sampler needs to know of this request."""
         prompt, output = self.tokens[: self._num_prompt_tokens], self.tokens[self._num_prompt_tokens :]
-        return SamplingRow(self.params, prompt, output, self.eos_token_ids, self._changes_logits)
+        return SamplingRow(self.params, prompt, output, self.eos_token_ids, self._changes_logits, self._constrained)
 
 
 class SlotTable:

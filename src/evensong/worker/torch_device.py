@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,14 +21,22 @@ from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.host_draws import HostDraws, sample_rows
-from evensong.sampling.row import Float32, SamplingRow
+from evensong.sampling.row import Bitmask, Float32, SamplingRow
 from evensong.sampling.sampler import Sampled
 from evensong.sources.model_description import ModelDescription
 from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import ProgressPage
 from evensong.worker.batch import Batch
-from evensong.worker.device import ROWS_AT_ONCE, Device, DeviceSettings, ModelFiles, NotFiniteError
+from evensong.worker.device import (
+    NO_MASKS,
+    ROWS_AT_ONCE,
+    Device,
+    DeviceSettings,
+    ModelFiles,
+    NotFiniteError,
+    with_masks,
+)
 from evensong.worker.kv_memory import HostKV
 from evensong.worker.layer_views import LayerViews
 
@@ -67,7 +75,7 @@ class TorchDevice(Device):
         self._caches: list[torch.Tensor] = []
         self._num_token_ids = 0
         self._step: tuple[TorchStep, torch.Tensor] | None = None
-        self._sampled: list[Sampled] = []
+        self._sampling: tuple[Float32, Sequence[SamplingRow]] | None = None
         self._profiler: torch.profiler.profile | None = None
 
     def load(self, files: ModelFiles, show: bool) -> None:
@@ -116,12 +124,13 @@ class TorchDevice(Device):
         )
         step = TorchStep(self._ops, self.mode, self._model.plan, inputs)
         self._step = step, self._model.model.forward(step)
-        self._sampled = []
-        if rows:
-            self._sampled = sample_rows(self._logits_of(batch.sample_rows), rows, self._num_token_ids)
+        self._sampling = (self._logits_of(batch.sample_rows), rows) if rows else None
 
-    def finish(self) -> list[Sampled]:
-        return self._sampled
+    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
+        if self._sampling is None:
+            return []
+        (logits, rows), self._sampling = self._sampling, None
+        return sample_rows(logits, with_masks(rows, masks), self._num_token_ids)
 
     @torch.inference_mode()
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:

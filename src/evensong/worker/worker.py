@@ -103,9 +103,8 @@ class Worker:
         self._require_runner().execute(plan)
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelOutput:
-        """Tokens of the rows that the last plan samples."""
-        assert bitmask is None, "no constrained request can be admitted"
-        return self._require_runner().sample()
+        """Tokens of the rows that the last plan samples; of constrained ones, those that `bitmask` allows."""
+        return self._require_runner().sample(bitmask)
 
     def use_idle_time(self) -> bool:
         """Some milliseconds of what makes later steps faster; False when nothing is left to do."""

@@ -41,7 +41,9 @@ class InprocClient(SyncCoreClient):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._check_alive()
-        self._admissions.append(self._core.add_request(request))
+        admission = self._core.add_request(request)
+        if admission is not None:
+            self._admissions.append(admission)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         self._check_alive()
@@ -49,6 +51,9 @@ class InprocClient(SyncCoreClient):
 
     def get_output(self) -> EngineCoreOutputs:
         self._check_alive()
+        if not self._core.gate.has_work():
+            self._core.compiling.wait()
+        self._admissions += [admission for _, admission in self._core.take_admissions()]
         model_ran = self._step()
         if model_ran and not self._core.scheduler.has_requests():
             self._core.scheduler.check_kv_cache()
@@ -82,7 +87,7 @@ class InprocClient(SyncCoreClient):
     @property
     def has_work(self) -> bool:
         """True when a step would compute something."""
-        return self._core.gate.has_work()
+        return self._core.gate.has_work() or len(self._core.compiling) > 0
 
     def _step(self) -> bool:
         """One step; True if the model ran."""

@@ -12,6 +12,7 @@ import msgspec
 
 from evensong.config.resolve import read_tenant_weights
 from evensong.config.sections import EngineConfig
+from evensong.engine.core.compiling import Compiling
 from evensong.engine.core.deadlines import Deadlines
 from evensong.engine.core.gate import Gate
 from evensong.engine.core.plugins import load_general_plugins
@@ -25,10 +26,18 @@ from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.step import SchedulerOutput
 from evensong.protocol.tenants import tenant_id
+from evensong.scheduler.admission import id_in_use
 from evensong.scheduler.budget import SchedulerLimits
+from evensong.scheduler.commit import final_output
 from evensong.scheduler.fairness import FairShare
+from evensong.scheduler.grammar.manager import StructuredOutputManager, needs_grammar
+from evensong.scheduler.grammar.state import RequestGrammar
+from evensong.scheduler.grammar.vocabulary import Vocabulary
 from evensong.scheduler.policy import Policy
+from evensong.scheduler.request import Request
 from evensong.scheduler.scheduler import Scheduler
+from evensong.sources.resolve import resolve_model
+from evensong.sources.tokenizer import load_tokenizer
 from evensong.utils.logging import get_logger
 from evensong.utils.progress import ProgressPage
 
@@ -81,6 +90,8 @@ class EngineCore:
             self.executor.register_failure_callback(self._executor_failed)
             resources = initialize_kv_caches(config, self.executor, learned, phases)
             self.scheduler = self._make_scheduler(config, resources)
+            self.compiling = Compiling(make_grammars(config, resources.vocab_size))
+            self._admissions: list[tuple[int, Admission]] = []
             self.deadlines = Deadlines(config.scheduler.request_timeout, config.scheduler.queue_timeout)
             self.progress = progress or ProgressPage()
             self.executor.watch_progress(self.progress)
@@ -98,12 +109,44 @@ class EngineCore:
         gc.freeze()
         logger.info("core start-up: %s", phases.line())
 
-    def add_request(self, request: EngineCoreRequest) -> Admission:
-        """ADMITTED or REFUSED. Whatever admission raises is that request's answer; the core lives on."""
-        try:
+    def add_request(self, request: EngineCoreRequest) -> Admission | None:
+        """ADMITTED or REFUSED; None where the answer comes later, from `take_admissions`: a grammar is compiled first.
+
+        Whatever admission raises is that request's answer; the core lives on.
+        """
+        return self._answered(request, lambda: self._add(request))
+
+    def take_admissions(self) -> list[tuple[int, Admission]]:
+        """Answers to earlier requests, each with its client's index."""
+        answers, self._admissions = self._admissions, []
+        for request, result in self.compiling.take_ready():
+            admission = self._compiled(request, result)
+            if admission is not None:
+                answers.append((request.source.client_index, admission))
+        return answers
+
+    def _add(self, request: EngineCoreRequest) -> Admission | None:
+        if not needs_grammar(request):
             admission = self.scheduler.add_request(request)
             self.deadlines.watch(self.scheduler.requests[request.request_id])
             return admission
+        if request.request_id in self.compiling:
+            raise id_in_use(request.request_id)
+        # What can be said now is said before a grammar is compiled for nothing.
+        prepared = self.scheduler.prepare_request(request, num_behind=len(self.compiling))
+        self.deadlines.watch(prepared)
+        self.compiling.begin(prepared)
+        return None
+
+    def _compiled(self, request: Request, result: RequestGrammar | ErrorBody) -> Admission | None:
+        if isinstance(result, ErrorBody):
+            return Admission(request.request_id, request.source.attempt, refusal=result)
+        add = self.scheduler.add_request
+        return self._answered(request.source, lambda: add(request.source, prepared=request, grammar=result))
+
+    def _answered(self, request: EngineCoreRequest, add: Callable[[], Admission | None]) -> Admission | None:
+        try:
+            return add()
         except RequestError as error:
             body = error.body()
         except Exception as error:  # a bug, or a part of another's
@@ -113,7 +156,28 @@ class EngineCore:
 
     def finish_requests(self, request_ids: list[str], reason: FinishReason) -> Outputs:
         """Ends requests; their last outputs by client index."""
-        return self.scheduler.finish_requests(request_ids, reason)
+        return self._finish(request_ids, reason)
+
+    def request_ids(self) -> list[str]:
+        """Everything that was added and has not ended."""
+        return [*self.scheduler.requests, *(request.request_id for request in self.compiling.requests())]
+
+    def seconds_left(self) -> float | None:
+        """How long the core may wait for a message while it has nothing to run; None for as long as it takes."""
+        limits = (self.deadlines.seconds_left(), self.compiling.seconds_left())
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _finish(self, request_ids: list[str], reason: FinishReason, stop_reason: str | None = None) -> Outputs:
+        outputs = self.scheduler.finish_requests(request_ids, reason, stop_reason)
+        for request_id in request_ids if len(self.compiling) else ():
+            request = self.compiling.cancel(request_id)
+            if request is not None:
+                # Whoever waits for its admission gets that, and its end.
+                client_index = request.source.client_index
+                self._admissions.append((client_index, Admission(request_id, request.source.attempt)))
+                last = final_output(request, reason, stop_reason=stop_reason)
+                outputs.setdefault(client_index, []).append(last)
+        return outputs
 
     def step(self) -> tuple[Outputs, bool]:
         """One step: outputs by client index, and whether the model ran. Raises what the workers raise."""
@@ -156,11 +220,12 @@ class EngineCore:
         """Ends the requests whose time is over."""
         outputs: Outputs = {}
         for request_id, reason in self.deadlines.overdue():
-            _merge(outputs, self.scheduler.finish_requests([request_id], FinishReason.ABORT, reason))
+            _merge(outputs, self._finish([request_id], FinishReason.ABORT, reason))
         return outputs
 
     def shutdown(self) -> None:
         """Ends the workers; safe to call twice."""
+        self.compiling.shutdown()
         self.executor.shutdown()
         gc.unfreeze()
 
@@ -199,6 +264,17 @@ def _make_policy(config: EngineConfig) -> Policy:
         return Policy()
     weights = read_tenant_weights(config.scheduler.tenant_weights)
     return FairShare({tenant_id(name): weight for name, weight in weights.items()})
+
+
+def make_grammars(config: EngineConfig, vocab_size: int) -> StructuredOutputManager:
+    """The grammars of the configured model's vocabulary, whose tokenizer is read when the first one is needed."""
+    model = config.model
+
+    def make_vocabulary() -> Vocabulary:
+        source = resolve_model(model.model, revision=model.revision, progress=False, fetched=True)
+        return Vocabulary(lambda: load_tokenizer(source), vocab_size)
+
+    return StructuredOutputManager(make_vocabulary)
 
 
 def _with_phases(resources: Resources, phases: Phases) -> Resources:

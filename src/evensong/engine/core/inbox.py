@@ -46,6 +46,11 @@ class Undecodable:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """The grammar of a request that waits for one is there, or was refused."""
+
+
+@dataclass(frozen=True)
 class ClientLost:
     """A client stopped reading: everything of its own ends."""
 
@@ -66,5 +71,5 @@ class Failure:
     reason: str
 
 
-Message = Add | Abort | Utility | Undecodable | ClientLost | Shutdown | Failure
+Message = Add | Abort | Utility | Undecodable | Compiled | ClientLost | Shutdown | Failure
 Inbox = SimpleQueue[Message]

@@ -8,7 +8,18 @@ from queue import Empty
 
 from evensong.engine.core.control import Control
 from evensong.engine.core.core import EngineCore, Outputs
-from evensong.engine.core.inbox import Abort, Add, ClientLost, Failure, Inbox, Message, Shutdown, Undecodable, Utility
+from evensong.engine.core.inbox import (
+    Abort,
+    Add,
+    ClientLost,
+    Compiled,
+    Failure,
+    Inbox,
+    Message,
+    Shutdown,
+    Undecodable,
+    Utility,
+)
 from evensong.protocol.errors import ErrorBody
 from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityReply
 from evensong.utils.logging import get_logger
@@ -35,6 +46,7 @@ class CoreLoop:
         self._control = Control(core, self._send_outputs)
         self._deadline: float | None = None
         self._stats_pending = False
+        core.compiling.on_ready = lambda: inbox.put(Compiled())
 
     def run(self) -> None:
         """Until a Shutdown was carried out. Raises what ends a core: a failed step, a failed executor."""
@@ -57,8 +69,8 @@ class CoreLoop:
             try:
                 if idle and self._deadline is None:
                     # What a pause holds back may still run out of time.
-                    message = self._inbox.get(timeout=self._core.deadlines.seconds_left())
-                elif idle and self._core.scheduler.has_requests():
+                    message = self._inbox.get(timeout=self._core.seconds_left())
+                elif idle and self._core.request_ids():
                     # A pause holds them, and the end is near.
                     message = self._inbox.get(timeout=HELD_POLL_SECONDS)
                 else:
@@ -93,6 +105,8 @@ class CoreLoop:
                 reply = self._control.answer(message.call)
                 if reply is not None:
                     self._send(message.client_index, self._message(utility=reply))
+            case Compiled():
+                self._send_admissions()
             case Undecodable():
                 self._answer_undecodable(message)
             case ClientLost():
@@ -111,12 +125,13 @@ class CoreLoop:
     def _add(self, message: Add) -> None:
         request = message.request
         if self._deadline is None:
-            admission = self._core.add_request(request)
+            admission: Admission | None = self._core.add_request(request)
         else:
             body = ErrorBody("the engine is shutting down", 503, "server_error", retry_after=1)
             admission = Admission(request.request_id, request.attempt, refusal=body)
         self._stats_pending = True
-        self._send(message.client_index, self._message(admissions=[admission]))
+        if admission is not None:
+            self._send(message.client_index, self._message(admissions=[admission]))
 
     def _answer_undecodable(self, message: Undecodable) -> None:
         logger.warning("client %d sent what cannot be decoded: %s", message.client_index, message.reason)
@@ -129,7 +144,7 @@ class CoreLoop:
             self._send(message.client_index, self._message(utility=UtilityReply(message.call_id, failure=failure)))
 
     def _drop_client(self, client_index: int) -> None:
-        requests = self._core.scheduler.requests.values()
+        requests = [*self._core.scheduler.requests.values(), *self._core.compiling.requests()]
         own = [r.request_id for r in requests if r.source.client_index == client_index]
         logger.warning("client %d does not read: its %d requests end", client_index, len(own))
         self._send_outputs(self._core.finish_requests(own, FinishReason.ABORT))
@@ -137,11 +152,16 @@ class CoreLoop:
     def _stopped(self) -> bool:
         """True when a shutdown is complete: nothing runs, or its time is over and what ran was aborted."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            left = list(self._core.scheduler.requests)
+            left = self._core.request_ids()
             self._send_outputs(self._core.finish_requests(left, FinishReason.ABORT))
-        return not self._core.scheduler.has_requests()
+        return not self._core.request_ids()
+
+    def _send_admissions(self) -> None:
+        for client_index, admission in self._core.take_admissions():
+            self._send(client_index, self._message(admissions=[admission]))
 
     def _send_outputs(self, outputs: Outputs, with_stats: bool = False) -> None:
+        self._send_admissions()
         for client_index, new in outputs.items():
             stats = with_stats and client_index == STATS_CLIENT
             self._send(client_index, self._message(outputs=new, with_stats=stats))

@@ -72,7 +72,7 @@ class Pausing:
         gate, scheduler = self._core.gate, self._core.scheduler
         gate.close(Standing.DRAINING if mode == "wait" else Standing.SHUT)
         if mode == "abort":
-            self._emit(self._core.finish_requests(list(scheduler.requests), FinishReason.ABORT))
+            self._emit(self._core.finish_requests(self._core.request_ids(), FinishReason.ABORT))
 
         def finish() -> None:
             if gate.standing is Standing.OPEN or (mode == "wait" and scheduler.has_begun_requests()):

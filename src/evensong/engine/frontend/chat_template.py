@@ -17,10 +17,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from evensong.config.sections import ENGINE_SECTIONS, ServerConfig
 from evensong.engine.frontend.chat_messages import check_messages
+from evensong.engine.frontend.chat_tools import ToolStyle, shown_as_text
 from evensong.protocol.errors import RequestError
 
 MAX_CHARACTERS = 64 * 1024 * 1024
 MAX_KWARGS = 64
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # What a request says in fields of its own, or what steers tokenizing elsewhere: no keyword of a template.
 _FIELDS = frozenset(
     {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
@@ -64,12 +66,16 @@ class ChatTemplate:
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_style: Mapping[str, str] | None = None,
+        reasoning_effort: str | None = None,
     ) -> str:
         """The prompt of a conversation. Raises RequestError for what the template cannot take.
 
         It ends with the head of an answer (`add_generation_prompt`; None: unless a message is continued), or in the
         middle of the last message, right after its content (`continue_final_message`). `kwargs` are variables of the
-        template's own.
+        template's own. A template without a place for `tools` is given them as text, in the `tool_style` (the fields of
+        a ToolStyle).
         """
         if self._template is None:
             raise RequestError(str(self.error), param="messages")
@@ -77,13 +83,19 @@ class ChatTemplate:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
             )
-        variables = self._variables(kwargs or {}, documents)
+        variables = self._variables(kwargs or {}, documents) | self._effort(reasoning_effort)
         checked = check_messages(messages)
+        if "tools" in self._takes:
+            variables["tools"] = tools or None
+        elif tools or any("tool_calls" in message for message in checked):
+            checked = shown_as_text(checked, tools or (), ToolStyle(**(tool_style or {})))
         variables["add_generation_prompt"] = (
             not continue_final_message if add_generation_prompt is None else add_generation_prompt
         )
         if not continue_final_message:
             return self._run(checked, variables)
+        if checked[-1].get("tool_calls"):
+            raise _cannot_continue()
         # A mark at the end of the content shows where the template put it, and keeps it from being trimmed there.
         mark = _mark_for(checked)
         checked[-1]["content"] += mark
@@ -109,6 +121,15 @@ class ChatTemplate:
             if "documents" not in self._takes:
                 raise RequestError("this model's chat template takes no documents", param="documents")
         return {**kwargs, **self.special_tokens, "documents": documents or None, "tools": None}
+
+    def _effort(self, effort: str | None) -> dict[str, str]:
+        if effort in (None, "none"):
+            return {}
+        if effort not in EFFORTS:
+            raise RequestError(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
+        if "reasoning_effort" not in self._takes:
+            raise RequestError("this model's chat template takes no reasoning_effort", param="reasoning_effort")
+        return {"reasoning_effort": effort}
 
     def _run(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []

@@ -11,6 +11,7 @@ from evensong.engine.frontend.chat_template import ChatTemplate
 from evensong.engine.frontend.detokenizer import TokenTexts
 from evensong.engine.frontend.input_processor import InputProcessor
 from evensong.engine.frontend.output_processor import OutputProcessor
+from evensong.engine.frontend.reasoning import REASONING_FORMATS
 from evensong.observe.metrics import EngineMetrics
 from evensong.observe.stats_log import StatsLog
 from evensong.observe.tracing import make_tracer
@@ -87,6 +88,7 @@ def make_front_end(
         max_logprobs=config.model.max_logprobs,
         max_n=max_n,
         seed=config.model.seed,
+        reasoning=REASONING_FORMATS.get(config.model.reasoning_parser or ""),
     )
     metrics = EngineMetrics(served_model_name(config))
     stats_log = StatsLog(enabled=not config.observability.disable_log_stats)

@@ -12,11 +12,13 @@ from typing import Any
 
 from evensong.engine.frontend.chat_template import ChatTemplate
 from evensong.engine.frontend.param_rules import ParamRules
+from evensong.engine.frontend.reasoning import Phase, ReasoningFormat
 from evensong.engine.frontend.service import check_priority, check_timeout
 from evensong.protocol.errors import RequestError
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
+from evensong.protocol.structured import ReasoningSpec
 from evensong.protocol.tenants import tenant_id
 from evensong.protocol.text import has_lone_surrogate
 from evensong.sources.tokenizer import Tokenizer
@@ -28,6 +30,8 @@ _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 _NORMALIZED_CHARS = 4
 # Longest text that is tokenized though most of it will be cut off: less than a second of one core, in a thread.
 _TRUNCATABLE_CHARS = 300_000
+# Enough of a prompt's end to show a marker of reasoning.
+_END_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class ProcessedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     children: list[EngineCoreRequest]
+    # Special tokens that have a text though the others are left out.
+    shown_token_ids: frozenset[int] = frozenset()
 
 
 class InputProcessor:
@@ -55,6 +61,7 @@ class InputProcessor:
         max_logprobs: int,
         max_n: int = 16384,
         seed: int | None = None,
+        reasoning: ReasoningFormat | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
@@ -63,6 +70,7 @@ class InputProcessor:
         # Rows beyond the tokenizer's ids pad the embedding; no request may name them.
         num_token_ids = min(resources.vocab_size, tokenizer.vocab_size)
         self.rules = ParamRules(tokenizer, num_token_ids, self.eos_token_ids, max_logprobs, max_n)
+        self._reasoning = reasoning
         self._random_bits = secrets.randbits if seed is None else random.Random(seed).getrandbits
 
     def process(
@@ -77,8 +85,13 @@ class InputProcessor:
         priority: int = 0,
         timeout: float | None = None,
         tenant: str = "",
+        shown_token_ids: frozenset[int] = frozenset(),
+        phase: Phase | None = None,
     ) -> ProcessedRequest:
-        """The core requests of one user request. Raises RequestError naming the field that cannot be served."""
+        """The core requests of one user request. Raises RequestError naming the field that cannot be served.
+
+        `phase`: where its reasoning stands, if the caller knows better than the prompt's end.
+        """
         params = self.rules.resolve(params)
         check_text(request_id, "request_id")
         check_priority(priority)
@@ -93,6 +106,7 @@ class InputProcessor:
         self._fit_lengths(params, len(token_ids))
         if params.seed is None:
             params.seed = self._random_bits(64) - 2**63
+        reasoning = self._reasoning_of(params, phase, text, token_ids)
         unique = f"{request_id}-{secrets.token_hex(4)}"
         arrival = time.time() if arrival_time is None else arrival_time
         children = [
@@ -106,10 +120,28 @@ class InputProcessor:
                 cache_salt=cache_salt,
                 timeout=timeout or 0.0,
                 tenant=tenant_id(tenant),
+                reasoning=reasoning,
             )
             for index in range(params.n)
         ]
-        return ProcessedRequest(text, token_ids, params, children)
+        return ProcessedRequest(text, token_ids, params, children, shown_token_ids)
+
+    def _reasoning_of(
+        self, params: SamplingParams, phase: Phase | None, text: str | None, token_ids: list[int]
+    ) -> ReasoningSpec | None:
+        """How the request's reasoning ends; None where nothing depends on that."""
+        if params.structured_outputs is None and params.thinking_token_budget is None:
+            return None
+        if self._reasoning is None:
+            if params.thinking_token_budget is not None:
+                raise RequestError(
+                    "thinking_token_budget needs a server that knows how its model reasons (--reasoning-parser)",
+                    param="thinking_token_budget",
+                )
+            return None
+        if phase is None:
+            phase = self._reasoning.phase(text or self.tokenizer.decode(token_ids[-_END_TOKENS:], False))
+        return self._reasoning.spec(phase, self.tokenizer)
 
     def _tokens_to_keep(self, params: SamplingParams) -> int | None:
         """How many tokens of a longer prompt are kept, its last ones; None where none may be cut off."""

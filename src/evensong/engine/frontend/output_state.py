@@ -13,7 +13,9 @@ from evensong.protocol.request_output import CompletionOutput, SampleLogprobs
 class ChoiceState:
     """Accepts a choice's tokens from the core, each exactly once, and holds the output so far."""
 
-    def __init__(self, index: int, request: EngineCoreRequest, texts: TokenTexts) -> None:
+    def __init__(
+        self, index: int, request: EngineCoreRequest, texts: TokenTexts, shown: frozenset[int] = frozenset()
+    ) -> None:
         params = request.params
         self.index = index
         self.request = request
@@ -25,7 +27,7 @@ class ChoiceState:
         self.stop_reason: int | str | None = None
         self.num_violations = 0
         self._texts = texts
-        self._detokenizer = texts.detokenizer(params.skip_special_tokens) if params.detokenize else None
+        self._detokenizer = texts.detokenizer(params.skip_special_tokens, shown) if params.detokenize else None
         self._include_stop = params.include_stop_str_in_output
         self._stops = StopStrings(params.stop_strings, self._include_stop)
         self._sent_text = 0

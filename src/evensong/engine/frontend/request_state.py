@@ -34,7 +34,10 @@ class RequestState:
     def __init__(self, request_id: str, processed: ProcessedRequest, texts: TokenTexts, sink: Sink) -> None:
         self.request_id = request_id
         self.processed = processed
-        self.choices = [ChoiceState(index, child, texts) for index, child in enumerate(processed.children)]
+        self.choices = [
+            ChoiceState(index, child, texts, processed.shown_token_ids)
+            for index, child in enumerate(processed.children)
+        ]
         self.sink = sink
         self.metrics = RequestMetrics(processed.children[0].arrival_time)
         # W3C Trace Context of whoever sent it.

@@ -8,36 +8,21 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evensong.entrypoints.http.forms_out import Envelope, TokenNames, Usage, chat_logprobs, ending, prompt_logprobs_form
+from evensong.entrypoints.http.forms_out import Envelope, TokenNames, chat_logprobs, ending, prompt_logprobs_form
 from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
+from evensong.entrypoints.http.parsers.base import ChoiceParser, Delta, ToolCallDelta, joined
 from evensong.entrypoints.http.schemas import ChatForm
-from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
-from evensong.entrypoints.http.templates import render_prompt
+from evensong.entrypoints.http.turn import Turn, prepare_turn
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
 
 
 async def create_chat_completion(request: Request, state: ServerState, form: ChatForm, request_id: str) -> Response:
     """The assistant's next message."""
-    engine = state.require_engine(form.model)
-    defaults = engine.front.sampling_defaults
-    params = await form.resolve(
-        defaults,
-        max_tokens=form.most_tokens(defaults),
-        logprobs=form.num_logprobs(),
-        prompt_logprobs=form.prompt_logprobs,
-    )
-    prompt = await render_prompt(state, engine.front.inputs.chat_template, form.messages, form)
-    options: dict[str, Any] = {
-        # The template writes the special tokens itself, unless the caller knows better.
-        "add_special_tokens": bool(form.add_special_tokens),
-        "cache_salt": form.cache_salt,
-        **service_options(request, form, engine.config.scheduler.fair_share),
-    }
-    job = Job(engine, form.request_id or request_id, [prompt], params, options)
+    turn = await prepare_turn(request, state, form, request_id)
     if form.stream:
-        return await respond_stream(state, job, _chunks(state, form, job))
-    return await respond_whole(request, state, job, lambda: _whole(state, form, job))
+        return await respond_stream(state, turn.job, _chunks(state, turn))
+    return await respond_whole(request, state, turn.job, lambda: _whole(state, turn))
 
 
 def _envelope(state: ServerState, kind: str, job: Job) -> Envelope:
@@ -48,25 +33,44 @@ def _envelope(state: ServerState, kind: str, job: Job) -> Envelope:
 class _ChoiceMaker:
     """Makes the choices of whole answers and of chunks."""
 
-    def __init__(self, form: ChatForm, job: Job) -> None:
-        self._form = form
-        self._names = TokenNames(job.engine.front.texts, as_ids=bool(form.return_tokens_as_token_ids))
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._form = turn.form
+        self._names = TokenNames(turn.job.engine.front.texts, as_ids=bool(self._form.return_tokens_as_token_ids))
+        self._parsers: dict[int, ChoiceParser] = {}
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
 
     def whole(self, _: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         """A choice of an answer that is not streamed."""
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return self._fields(output, choice, {"message": message})
+        parser = self._parser(choice.index)
+        return self._fields(output, choice, {"message": _message(parser.whole(choice.text))}, parser)
 
     def delta(self, _: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         """What is new of a choice."""
-        return self._fields(output, choice, {"delta": {"content": choice.text}})
+        parser = self._parser(choice.index)
+        found = parser.push(choice.text)
+        if choice.finish_reason is not None:
+            found = joined(found, parser.finish())
+        return self._fields(output, choice, {"delta": _delta_form(found, parser)}, parser)
 
-    def _fields(self, output: RequestOutput, choice: CompletionOutput, content: dict[str, Any]) -> dict[str, Any]:
+    def says_something(self, choice: dict[str, Any]) -> bool:
+        """False for a chunk's choice that only shows that its text is still being read."""
+        asked = self._form.logprobs or self._form.return_token_ids
+        return bool(choice["delta"] or choice["finish_reason"] or asked)
+
+    def _parser(self, index: int) -> ChoiceParser:
+        if index not in self._parsers:
+            self._parsers[index] = self._turn.parser(index)
+        return self._parsers[index]
+
+    def _fields(
+        self, output: RequestOutput, choice: CompletionOutput, content: dict[str, Any], parser: ChoiceParser
+    ) -> dict[str, Any]:
         if output.prompt_logprobs is not None and self.prompt_logprobs is None:
             self.prompt_logprobs = prompt_logprobs_form(output.prompt_logprobs, self._form.prompt_logprobs or 0)
         logprobs = chat_logprobs(choice.logprobs, self._form.top_logprobs or 0, self._names)
         fields = {"index": choice.index, **content, "logprobs": logprobs, **ending(choice)}
+        fields["finish_reason"] = self._turn.finish_reason(choice.finish_reason, parser)
         if self._form.return_token_ids:
             fields["token_ids"] = choice.token_ids
         return fields
@@ -77,11 +81,40 @@ class _ChoiceMaker:
         return {} if taken is None else {"prompt_logprobs": taken}
 
 
-async def _whole(state: ServerState, form: ChatForm, job: Job) -> dict[str, Any]:
-    maker = _ChoiceMaker(form, job)
-    response = await collect_whole(job, _envelope(state, "chat.completion", job), maker.whole)
+def _message(said: Delta) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.tool_calls:
+        message["content"] = said.content or None
+        message["tool_calls"] = [_call_form(call) for call in said.tool_calls]
+    # Both names have been vLLM's; clients read either.
+    return message | _reasoning_form(said.reasoning)
+
+
+def _delta_form(said: Delta, parser: ChoiceParser) -> dict[str, Any]:
+    delta = _reasoning_form(said.reasoning)
+    if said.content or parser.plain:
+        delta["content"] = said.content
+    if said.tool_calls:
+        delta["tool_calls"] = [{"index": call.index, **_call_form(call)} for call in said.tool_calls]
+    return delta
+
+
+def _reasoning_form(reasoning: str) -> dict[str, Any]:
+    return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
+
+
+def _call_form(call: ToolCallDelta) -> dict[str, Any]:
+    """A call; of one that is known already only what its arguments gained."""
+    if call.name is None:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+async def _whole(state: ServerState, turn: Turn) -> dict[str, Any]:
+    job, maker = turn.job, _ChoiceMaker(turn)
+    response = await collect_whole(job, _envelope(state, "chat.completion", job), maker.whole, turn.usage())
     response |= maker.take_prompt_logprobs()
-    if form.return_token_ids:
+    if turn.form.return_token_ids:
         first = job.streams[0].state
         prompt_token_ids = [] if first is None else first.processed.prompt_token_ids
         # vLLM's clients read it beside the choices.
@@ -89,8 +122,9 @@ async def _whole(state: ServerState, form: ChatForm, job: Job) -> dict[str, Any]
     return response
 
 
-async def _chunks(state: ServerState, form: ChatForm, job: Job) -> AsyncIterator[dict[str, Any]]:
-    envelope, usage, maker = _envelope(state, "chat.completion.chunk", job), Usage(), _ChoiceMaker(form, job)
+async def _chunks(state: ServerState, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+    form, job = turn.form, turn.job
+    envelope, usage, maker = _envelope(state, "chat.completion.chunk", job), turn.usage(), _ChoiceMaker(turn)
     openings = _openings(form, job)
     async for prompt_index, output in merged(job):
         # Not before there is something to say: clients take the first chunk's time for that of the first token.
@@ -99,7 +133,9 @@ async def _chunks(state: ServerState, form: ChatForm, job: Job) -> AsyncIterator
         openings = []
         usage.add(prompt_index, output)
         for choice in await make_choices(maker.delta, prompt_index, output):
-            yield envelope.chunk([choice], maker.take_prompt_logprobs() | form.chunk_usage(usage.form))
+            more = maker.take_prompt_logprobs()
+            if more or maker.says_something(choice):
+                yield envelope.chunk([choice], more | form.chunk_usage(usage.form))
     if form.include_usage:
         yield envelope.chunk([], {"usage": usage.form()})
 

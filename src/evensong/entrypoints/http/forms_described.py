@@ -28,6 +28,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """Output tokens that are reasoning, its markers included."""
+
+    reasoning_tokens: int
+
+
 class UsageForm(BaseModel):
     """Tokens of a request."""
 
@@ -35,13 +41,14 @@ class UsageForm(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class Ending(BaseModel):
     """How a choice ended, and the seed that gives it again."""
 
     index: int
-    finish_reason: Literal["stop", "length", "abort", "error"] | str
+    finish_reason: Literal["stop", "length", "tool_calls", "abort", "error"] | str
     stop_reason: int | str | None
     seed: int | None
 
@@ -82,11 +89,29 @@ class ChatLogprobs(BaseModel):
     content: list[ChatToken] | None
 
 
+class CalledFunction(BaseModel):
+    """A tool's name, and its arguments: the text of a JSON object, which max_tokens may have cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
-    """The assistant's message."""
+    """The assistant's message; `tool_calls` and `reasoning` stand there where there are any."""
 
     role: str
     content: str | None
+    tool_calls: list[ToolCall] = []
+    reasoning: str = ""
+    reasoning_content: str = ""
 
 
 class ChatChoice(Ending):

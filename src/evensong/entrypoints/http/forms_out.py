@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from evensong.engine.frontend.detokenizer import TokenTexts
@@ -11,9 +12,11 @@ from evensong.protocol.request_output import CompletionOutput, Logprob, PromptLo
 
 
 class Usage:
-    """Tokens of all prompts and choices of one HTTP request."""
+    """Tokens of all prompts and choices of one HTTP request; `reasoning` counts those of a choice's new ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, reasoning: Callable[[CompletionOutput], int] | None = None) -> None:
+        self.reasoning_tokens = 0
+        self._reasoning = reasoning
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0
@@ -26,15 +29,20 @@ class Usage:
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens or 0
         self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        if self._reasoning is not None:
+            self.reasoning_tokens += sum(map(self._reasoning, output.outputs))
 
     def form(self) -> dict[str, Any]:
         """The usage object."""
-        return {
+        form: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self._reasoning is not None:
+            form["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return form
 
 
 class Envelope:

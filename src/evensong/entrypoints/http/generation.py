@@ -19,7 +19,7 @@ from evensong.entrypoints.http.errors import of_exception
 from evensong.entrypoints.http.forms_out import Envelope, Usage
 from evensong.entrypoints.http.service import in_time
 from evensong.entrypoints.http.state import ServerState
-from evensong.protocol.errors import EvensongError
+from evensong.protocol.errors import EvensongError, RequestError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.utils.logging import get_logger
@@ -35,7 +35,10 @@ MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
 
 @dataclass
 class Job:
-    """One HTTP request for tokens. With `only_scores` the one token that the engine must make is not shown."""
+    """One HTTP request for tokens. With `only_scores` the one token that the engine must make is not shown.
+
+    `grammar_of` is the request's field of which its structured_outputs were made, where it did not bring them.
+    """
 
     engine: AsyncLLM
     request_id: str
@@ -43,6 +46,7 @@ class Job:
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
     only_scores: bool = False
+    grammar_of: str | None = None
     streams: list[RequestStream] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -58,7 +62,7 @@ class Job:
         try:
             # In the order of the prompts, so that the same bad request gets the same answer.
             for task in tasks:
-                self.streams.append(await task)
+                self.streams.append(await self._named(task))
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -66,6 +70,18 @@ class Job:
             self.streams = [result for result in results if isinstance(result, RequestStream)]
             await self.stop()
             raise
+
+    async def _named(self, admission: asyncio.Future[RequestStream]) -> RequestStream:
+        """The stream; a refused grammar is blamed on the field that the user wrote."""
+        try:
+            return await admission
+        except RequestError as error:
+            if self.grammar_of is None or error.param != "structured_outputs":
+                raise
+            body = msgspec.structs.replace(error.body(), param=self.grammar_of)
+            raise RequestError.from_body(
+                msgspec.structs.replace(body, message=f"{self.grammar_of} cannot be enforced: {error.message}")
+            ) from error
 
     async def stop(self) -> None:
         """Ends what has not finished."""
@@ -204,9 +220,11 @@ async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], N
             task.cancel()
 
 
-async def collect_whole(job: Job, envelope: Envelope, make_choice: MakeChoice) -> dict[str, Any]:
-    """The response of a job that is not streamed."""
-    usage = Usage()
+async def collect_whole(
+    job: Job, envelope: Envelope, make_choice: MakeChoice, usage: Usage | None = None
+) -> dict[str, Any]:
+    """The response of a job that is not streamed; its tokens are counted in `usage`."""
+    usage = usage or Usage()
     choices: list[dict[str, Any]] = []
     async for index, output in merged(job):
         usage.add(index, output)

@@ -8,7 +8,9 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 import evensong
+from evensong.engine.frontend.chat_tools import check_tools
 from evensong.entrypoints.http.errors import error_response
+from evensong.entrypoints.http.parsers.choose import tool_format
 from evensong.entrypoints.http.schemas import DetokenizeForm, TokenizeForm
 from evensong.entrypoints.http.state import RETRY_AFTER_SECONDS, ServerState
 from evensong.entrypoints.http.templates import render_prompt
@@ -98,7 +100,9 @@ async def tokenize(state: ServerState, form: TokenizeForm) -> dict[str, Any]:
     if form.messages is None:
         text, special = form.prompt or "", form.add_special_tokens is not False
     else:
-        text = await render_prompt(state, inputs.chat_template, form.messages, form)
+        tools = check_tools(form.tools)
+        style = tool_format(state.server_config.tool_call_parser, inputs.tokenizer.chat_template)
+        text = await render_prompt(state, inputs.chat_template, form.messages, form, tools, style)
         special = bool(form.add_special_tokens)
     tokens = await asyncio.to_thread(inputs.encode, text, add_special_tokens=special)
     answer: dict[str, Any] = {"count": len(tokens), "max_model_len": inputs.max_model_len, "tokens": tokens}

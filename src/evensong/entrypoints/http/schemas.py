@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from evensong.entrypoints.http.response_format import wanted_structure
 from evensong.protocol.errors import RequestError
 from evensong.protocol.sampling_params import INT64_MAX, INT64_MIN, RequestOutputKind, SamplingParams
 
@@ -40,9 +41,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1.0),
     "lora_request": (None,),
     "modalities": (None, ["text"]),
-    "reasoning_effort": (None, "none"),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
+    "reasoning_effort": (None, "none"),  # in completions, as the two below; chats have them
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
@@ -79,6 +78,7 @@ SAMPLING_FIELDS = (
     "truncate_prompt_tokens",
     "logprob_token_ids",
     "repetition_detection",
+    "thinking_token_budget",
 )
 
 
@@ -137,6 +137,9 @@ class GenerationForm(Form):
     prompt_logprobs: int | None = None
     logprob_token_ids: Items[int] | None = None
     repetition_detection: dict[str, int] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     cache_salt: str | None = None
     priority: int | None = Field(default=0, ge=INT64_MIN, le=INT64_MAX)
     timeout: Number | None = None
@@ -170,6 +173,8 @@ class GenerationForm(Form):
         if self.logprob_token_ids and resolved.get("logprobs") is None:
             raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if "structured_outputs" not in resolved:
+            resolved["structured_outputs"] = wanted_structure(self.response_format, self.structured_outputs)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         return SamplingParams(**{**defaults, **given, **resolved}, output_kind=kind)
 
@@ -212,6 +217,11 @@ class ChatForm(GenerationForm):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    include_reasoning: bool | None = True
+    reasoning_effort: str | None = None
 
     def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
         """The engine's max_tokens; where nothing is said, an answer may fill the context, as with the peers."""
@@ -241,6 +251,8 @@ class TokenizeForm(Form):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = False
 
 

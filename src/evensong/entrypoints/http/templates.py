@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from evensong.engine.frontend.chat_template import ChatTemplate
+from evensong.engine.frontend.chat_tools import Tool
 from evensong.engine.frontend.foreign_template import TemplateOrder
+from evensong.entrypoints.http.parsers.formats import ToolFormat
 from evensong.entrypoints.http.schemas import ChatForm, TokenizeForm
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import RequestError
 
 
 async def render_prompt(
-    state: ServerState, template: ChatTemplate, messages: list[dict[str, Any]], form: ChatForm | TokenizeForm
+    state: ServerState,
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    form: ChatForm | TokenizeForm,
+    tools: Sequence[Tool],
+    style: ToolFormat,
 ) -> str:
     """The prompt that `form` asks for. Raises RequestError for what the template, or the server, does not take."""
     options: dict[str, Any] = {
@@ -21,6 +29,9 @@ async def render_prompt(
         "continue_final_message": bool(form.continue_final_message),
         "documents": form.documents,
         "kwargs": form.chat_template_kwargs,
+        "tools": [tool.shown() for tool in tools],
+        "tool_style": {"begin": style.begin, "end": style.end},
+        "reasoning_effort": form.reasoning_effort,
     }
     if form.chat_template is None:
         return await asyncio.to_thread(template.render, messages, **options)

@@ -1,1 +1,1 @@
-"""What an output must look like: schemas and grammars compiled into masks of tokens."""
+"""Structured output: what a request's tokens may be, position by position."""

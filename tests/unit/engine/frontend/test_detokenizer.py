@@ -71,6 +71,19 @@ def test_pieces_equal_the_whole(name: str, data: st.DataObject, skip: bool) -> N
     assert joined(TokenTexts(tokenizer), token_ids, skip) == tokenizer.decode(token_ids, skip)
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data(), skip=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_some_special_tokens_can_be_shown(name: str, data: st.DataObject, skip: bool) -> None:
+    tokenizer = TOKENIZERS[name]
+    token_ids = data.draw(st.lists(st.integers(0, min(tokenizer.vocab_size - 1, 20)), max_size=24))
+    shown = data.draw(st.frozensets(st.sampled_from(sorted(tokenizer.special_ids))))
+    detokenizer = TokenTexts(tokenizer).detokenizer(skip, shown)
+    pieces = [detokenizer.push(token_id) for token_id in token_ids] + [detokenizer.finish()]
+    kept = [i for i in token_ids if not skip or i in shown or i not in tokenizer.special_ids]
+    assert "".join(pieces) == tokenizer.decode(kept, skip_special_tokens=False)
+
+
 @given(st.binary(max_size=24))
 @settings(max_examples=400, deadline=None)
 def test_any_bytes(data: bytes) -> None:

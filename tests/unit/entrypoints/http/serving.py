@@ -28,11 +28,12 @@ ANSWER = "Grüße, 世界! 👋"
 
 
 class TalkingClient(FakeAsyncClient):
-    """Answers every request with ANSWER, one token a message, then EOS; stops after `hold_after` tokens if given."""
+    """Answers every request with `answer`, one token a message, then EOS; stops after `hold_after` tokens if given."""
 
-    def __init__(self, hold_after: int | None = None, **options: Any) -> None:
+    def __init__(self, hold_after: int | None = None, answer: str | list[int] = ANSWER, **options: Any) -> None:
         super().__init__(**options)
         self.hold_after = hold_after
+        self.answer = answer
         self.worst_logprob = -2.5
         self._talks: list[asyncio.Task[None]] = []
 
@@ -41,7 +42,7 @@ class TalkingClient(FakeAsyncClient):
         self._talks.append(asyncio.create_task(self._talk(request)))
 
     async def _talk(self, request: EngineCoreRequest) -> None:
-        ids = [*byte_ids(ANSWER), EOS_TOKEN_ID]
+        ids = [*(byte_ids(self.answer) if isinstance(self.answer, str) else self.answer), EOS_TOKEN_ID]
         most = request.params.max_tokens or len(ids)
         await self._score_prompt(request)
         for index, token_id in enumerate(ids):

@@ -45,11 +45,11 @@ def inputs(counts: list[int], starts: list[int], tokens: list[int], first_block:
     return np.array(counts, np.int32), np.array(starts, np.int32), tables, np.array(tokens, np.int64)
 
 
-def draw_row(feed_slot: int = -1, temperature: float = 0.0, seed: int = 0) -> bytes:
-    return ROW.pack(temperature, 1.0, 0.0, 0, seed, 7, -1, 1, -1, feed_slot, 0)
+def draw_row(feed_slot: int = -1, temperature: float = 0.0, seed: int = 0, mask: int = -1) -> bytes:
+    return ROW.pack(temperature, 1.0, 0.0, 0, seed, 7, -1, 1, -1, feed_slot, mask)
 
 
-def submit(device: Any, step: tuple[Any, ...], rows: list[int], samples: bytes, **part: int) -> int:
+def submit(device: Any, step: tuple[Any, ...], rows: list[int], samples: bytes, **part: Any) -> int:
     program = device._recording.program
     ticket: int = device._engine.submit(
         program, *step, np.array(rows, np.int64), np.frombuffer(samples, np.uint8), **part
@@ -128,7 +128,7 @@ def test_tokens_are_fed_to_steps_that_are_queued_already(device: Any, temperatur
 
     def samples(step: int) -> bytes:
         return b"".join(
-            ROW.pack(temperature, 1.0, 0.0, 0, 3 + i, 10 + step, -1, 1, -1, i, 0) for i in range(len(prompts))
+            ROW.pack(temperature, 1.0, 0.0, 0, 3 + i, 10 + step, -1, 1, -1, i, -1) for i in range(len(prompts))
         )
 
     expected = [run(device, first(), [3, 5], samples(0))[0].tolist()]
@@ -265,3 +265,58 @@ def test_weights_of_other_sizes_and_sets_are_refused(isa: str) -> None:
         foreign = _native.Program(other, 8, 8, 16, 4, 4, vocab_size=panel)
         with pytest.raises(ValueError, match="another instruction set"):
             foreign.linear(foreign.buffer(8, "float32"), weight, None, "store", foreign.buffer(panel, "float32"))
+
+
+def bits(*token_ids: int) -> Any:
+    """A mask of these tokens."""
+    row = np.zeros(-(-VOCAB // 32), dtype=np.uint32)
+    for token_id in token_ids:
+        row[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return row
+
+
+def logits_of(device: Any, step: tuple[Any, ...], rows: list[int]) -> Any:
+    """Of the step that has just run."""
+    device._last = step
+    return device.logits(rows)
+
+
+@pytest.mark.parametrize("isa", _native.supported_isas())
+def test_a_masked_row_draws_among_its_tokens_and_no_other_row_knows(tmp_path: Path, isa: str) -> None:
+    device = made(tmp_path, isa=isa)
+    step = inputs([3, 2, 4], [0, 0, 0], [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    rows = [2, 4, 8]
+    free = run(device, step, rows, draw_row() + draw_row() + draw_row(temperature=1.0, seed=5))[0].tolist()
+    logits = logits_of(device, step, [2, 4, 8])
+    allowed = [3, 31, 32, 63, 64, 200, VOCAB - 1]
+    masks = np.stack([bits(*allowed), bits(17)])
+    samples = draw_row(mask=0) + draw_row() + draw_row(temperature=1.0, seed=5, mask=1)
+    tokens = device._engine.wait(submit(device, step, rows, samples, masks=masks))[0].tolist()
+    assert tokens == [max(allowed, key=lambda i: (logits[0, i], -i)), free[1], 17]
+    # Everything allowed is as if there were no mask; nothing allowed gives no token.
+    masks = np.stack([bits(*range(VOCAB)), bits()])
+    samples = draw_row(mask=1) + draw_row() + draw_row(temperature=1.0, seed=5, mask=0)
+    tokens = device._engine.wait(submit(device, step, rows, samples, masks=masks))[0].tolist()
+    assert tokens == [-1, free[1], free[2]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "masks"),
+    [(0, None), (1, np.zeros((1, 9), np.uint32)), (0, np.zeros((1, 8), np.uint32)), (-2, np.zeros((1, 9), np.uint32))],
+)
+def test_a_mask_that_is_not_there_or_too_short_is_refused(device: Any, mask: int, masks: Any) -> None:
+    with pytest.raises(ValueError, match="mask"):
+        submit(device, inputs([3], [0], [1, 2, 3]), [2], draw_row(mask=mask), masks=masks)
+
+
+def test_log_probabilities_of_a_masked_row_are_of_all_tokens(device: Any) -> None:
+    step = inputs([3], [0], [1, 2, 3])
+    row = ROW.pack(0.0, 1.0, 0.0, 0, 0, 7, -1, 1, 3, -1, 0)
+    tokens, shifts, ranks, found, ids, _ = device._engine.wait(
+        submit(device, step, [2], row, masks=np.stack([bits(40, 41)]))
+    )
+    logits = logits_of(device, step, [2])[0].astype(np.float64)
+    assert int(tokens[0]) in (40, 41) and found[0] == 3
+    assert ids[0].tolist() == sorted(range(VOCAB), key=lambda i: (-logits[i], i))[:3]
+    assert ranks[0] == 1 + int((logits > logits[tokens[0]]).sum())
+    assert shifts[0] == pytest.approx(np.log(np.exp(logits - logits.max()).sum()) + logits.max(), abs=1e-4)

@@ -1,0 +1,1 @@
+"""What a model's text says: reasoning, an answer, calls of tools."""

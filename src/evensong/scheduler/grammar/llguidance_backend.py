@@ -1,0 +1,123 @@
+"""llguidance: the default backend. A Rust library, byte-level, without torch; its limits are counts, not clocks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+
+from evensong.protocol.errors import RequestError
+from evensong.protocol.structured import StructuredOutputsParams
+from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, GrammarFault, Matcher
+from evensong.scheduler.grammar.json_schema import prepare_schema
+from evensong.scheduler.grammar.lark import user_lark
+from evensong.scheduler.grammar.limits import one_line, parser_limits
+from evensong.scheduler.grammar.structural_tag import structural_tag_grammar
+from evensong.scheduler.grammar.trial import try_grammar
+from evensong.scheduler.grammar.vocabulary import Vocabulary, clear_bits, has_bit
+
+PARAM = "structured_outputs"
+# Kinds whose grammars are bounded before the library sees them; others are tried in a process of their own.
+_BOUNDED = ("json", "json_object", "choice")
+
+
+class LLGuidance(Backend):
+    """One tokenizer of the library's, made from the vocabulary's bytes."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        wrapper = llguidance.TokenizerWrapper(_Tokens(vocabulary))
+        self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=vocabulary.size + 1, eos_token=vocabulary.end_id)
+
+    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        grammar = grammar_text(params)
+        if params.kind not in _BOUNDED:
+            try_grammar(params.kind, grammar)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
+        if matcher.is_error():
+            raise _refusal(params.kind, matcher.get_error())
+        compiled = _Compiled(matcher, self._vocabulary)
+        try:
+            # The first mask takes the most: what is too much at once is refused here.
+            compiled.start().fill(self._vocabulary.new_row())
+        except GrammarFault as fault:
+            raise _refusal(params.kind, str(fault)) from fault
+        return compiled
+
+
+class _Tokens:
+    """What the library asks of a tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.tokens = vocabulary.token_bytes
+        self.special_token_ids = vocabulary.special_ids
+        self.eos_token_id = vocabulary.end_id
+        self.bos_token_id = None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        return self._vocabulary.tokenizer.encode(text, add_special_tokens=False)
+
+
+class _Compiled(CompiledGrammar):
+    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def start(self) -> Matcher:
+        return _Matcher(self._matcher.deep_copy(), self._vocabulary)
+
+
+class _Matcher(Matcher):
+    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._end_id = vocabulary.end_id
+
+    def fill(self, row: Bitmask) -> bool:
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            raise GrammarFault(one_line(self._matcher.get_error()))
+        may_end = has_bit(row, self._end_id)
+        clear_bits(row, [self._end_id])
+        return may_end
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.consume_token(token_id))
+
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
+
+def grammar_text(params: StructuredOutputsParams) -> str:
+    """The library's form of what is asked for. Raises RequestError."""
+    match params.kind:
+        case "json" | "json_object":
+            schema = params.json if isinstance(params.json, str) else '{"type": "object"}'
+            return prepare_schema(
+                schema,
+                any_whitespace=not params.disable_any_whitespace,
+                whitespace_pattern=params.whitespace_pattern,
+                additional_properties=not params.disable_additional_properties,
+            )
+        case "regex":
+            return str(llguidance.LLMatcher.grammar_from_regex(unanchored(str(params.regex))))
+        case "choice":
+            options = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
+            return str(llguidance.LLMatcher.grammar_from_lark(f"start: {options}"))
+        case "grammar":
+            return str(llguidance.LLMatcher.grammar_from_lark(user_lark(str(params.grammar))))
+        case _:
+            return structural_tag_grammar(params)
+
+
+def unanchored(pattern: str) -> str:
+    """A pattern without anchors at its ends: the whole output has to match in any case."""
+    pattern = pattern.removeprefix("^")
+    backslashes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\")) if pattern.endswith("$") else 1
+    return pattern[:-1] if backslashes % 2 == 0 else pattern
+
+
+def _refusal(kind: str, reason: str) -> RequestError:
+    return RequestError(f"{kind} cannot be compiled: {one_line(reason)}", param=PARAM, code="invalid_grammar")

@@ -1,0 +1,215 @@
+"""structural_tag: free text with parts that must have a form, as xgrammar describes it, in llguidance's Lark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import llguidance
+
+from evensong.protocol.errors import RequestError
+from evensong.protocol.structured import StructuredOutputsParams
+from evensong.scheduler.grammar.json_schema import prepare_schema_object
+from evensong.scheduler.grammar.lark import user_lark
+
+PARAM = "structured_outputs"
+MAX_DEPTH = 32
+MAX_FORMATS = 4096
+_TEXT = "TEXT: /(.|\\n)*/"
+
+
+def structural_tag_grammar(params: StructuredOutputsParams) -> str:
+    """The grammar of a structural tag, as the library takes it. Raises RequestError naming what cannot be."""
+    writer = _Writer(params)
+    start = writer.expression(format_of(str(params.structural_tag)), 0)
+    main = "\n".join([f"start: {start}", *writer.rules, _TEXT])
+    grammars = [{"name": "structural_tag", "lark_grammar": main}, *writer.grammars]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(f"it is not valid JSON: {error}") from error
+    if not isinstance(value, dict) or value.get("type") != "structural_tag":
+        raise _refused('it must be an object of type "structural_tag"')
+    return value
+
+
+def format_of(text: str) -> dict[str, Any]:
+    """The format that a structural tag describes, whichever form it has. Raises RequestError."""
+    value = _parsed(text)
+    if "format" in value:
+        _known(value, "structural_tag", "type", "format")
+        return _object(value["format"], "format")
+    _known(value, "structural_tag", "type", "structures", "triggers")
+    tags = []
+    for one in _list(value.get("structures"), "structures"):
+        one = _object(one, "structures")
+        _known(one, "structures", "begin", "schema", "end")
+        content = {"type": "json_schema", "json_schema": one.get("schema", True)}
+        tags.append({"type": "tag", "begin": one.get("begin"), "content": content, "end": one.get("end")})
+    return {"type": "triggered_tags", "triggers": value.get("triggers"), "tags": tags}
+
+
+class _Writer:
+    """Rules and nested grammars of one structural tag; every method gives an expression of Lark."""
+
+    def __init__(self, params: StructuredOutputsParams) -> None:
+        self._options: dict[str, Any] = {
+            "any_whitespace": not params.disable_any_whitespace,
+            "whitespace_pattern": params.whitespace_pattern,
+            "additional_properties": not params.disable_additional_properties,
+        }
+        self.rules: list[str] = []
+        self.grammars: list[dict[str, str]] = []
+        self._num_formats = 0
+        self._kinds: dict[str, Callable[[dict[str, Any], int], str]] = {
+            "const_string": self._const_string,
+            "json_schema": self._json_schema,
+            "regex": self._regex,
+            "grammar": self._grammar,
+            "any_text": self._any_text,
+            "sequence": self._sequence,
+            "or": self._or,
+            "tag": self._tag,
+            "triggered_tags": self._triggered_tags,
+            "tags_with_separator": self._tags_with_separator,
+        }
+
+    def expression(self, value: object, depth: int) -> str:
+        """Any format, `depth` levels down."""
+        form = _object(value, "format")
+        self._num_formats += 1
+        if depth > MAX_DEPTH or self._num_formats > MAX_FORMATS:
+            raise _refused(f"it is nested more than {MAX_DEPTH} levels deep, or has more than {MAX_FORMATS} formats")
+        kind = form.get("type")
+        if not isinstance(kind, str) or kind not in self._kinds:
+            raise _refused(f"the format {kind!r:.60} is not supported")
+        return self._kinds[kind](form, depth)
+
+    def _rule(self, body: str, flags: str = "") -> str:
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}{flags}: {body}")
+        return name
+
+    def _const_string(self, form: dict[str, Any], _: int) -> str:
+        _known(form, "const_string", "type", "value")
+        return _literal(_text(form, "value"))
+
+    def _json_schema(self, form: dict[str, Any], _: int) -> str:
+        _known(form, "json_schema", "type", "json_schema")
+        text = json.dumps(form.get("json_schema", True), ensure_ascii=False)
+        return self._rule(f"%json {prepare_schema_object(text, **self._options)}")
+
+    def _regex(self, form: dict[str, Any], _: int) -> str:
+        _known(form, "regex", "type", "pattern")
+        return self._rule(f"/{llguidance.regex_to_lark(_text(form, 'pattern'), '')}/")
+
+    def _grammar(self, form: dict[str, Any], _: int) -> str:
+        _known(form, "grammar", "type", "grammar")
+        name = f"g{len(self.grammars)}"
+        self.grammars.append({"name": name, "lark_grammar": user_lark(_text(form, "grammar"))})
+        return f"@{name}"
+
+    def _any_text(self, form: dict[str, Any], _: int) -> str:
+        _known(form, "any_text", "type")
+        return "TEXT"
+
+    def _sequence(self, form: dict[str, Any], depth: int) -> str:
+        _known(form, "sequence", "type", "elements")
+        return " ".join(self.expression(one, depth + 1) for one in _list(form.get("elements"), "elements"))
+
+    def _or(self, form: dict[str, Any], depth: int) -> str:
+        _known(form, "or", "type", "elements")
+        return _either(self.expression(one, depth + 1) for one in _list(form.get("elements"), "elements"))
+
+    def _tag(self, form: dict[str, Any], depth: int) -> str:
+        return self._tag_after("", form, depth)
+
+    def _tag_after(self, trigger: str, form: dict[str, Any], depth: int) -> str:
+        """A tag whose beginning stands already, up to the end of `trigger`."""
+        _known(form, "tag", "type", "begin", "content", "end")
+        begin = _literal(_text(form, "begin").removeprefix(trigger))
+        content = _object(form.get("content"), "content")
+        end = _text(form, "end")
+        if content.get("type") == "any_text" and end:
+            # Up to the first place where the end stands.
+            body = self._rule(f"TEXT {_literal(end)}", "[lazy]")
+            return f"{begin} {body}"
+        return f"{begin} {self.expression(content, depth + 1)} {_literal(end)}"
+
+    def _triggered_tags(self, form: dict[str, Any], depth: int) -> str:
+        _known(form, "triggered_tags", "type", "triggers", "tags", "at_least_one", "stop_after_first")
+        triggers = [_string(one, "triggers") for one in _list(form.get("triggers"), "triggers")]
+        if "" in triggers:
+            raise _refused("a trigger is empty")
+        options = []
+        for value in _list(form.get("tags"), "tags"):
+            tag = _object(value, "tags")
+            begin = _text(tag, "begin")
+            trigger = next((one for one in triggers if begin.startswith(one)), None)
+            if trigger is None:
+                raise _refused(f"no trigger begins the tag {begin!r:.60}")
+            head = self._rule(f"TEXT {_literal(trigger)}", "[lazy]")
+            options.append(f"{head} {self._tag_after(trigger, tag, depth)}")
+        tags, once, needed = _either(options), _flag(form, "stop_after_first"), _flag(form, "at_least_one")
+        if once:
+            return tags if needed else f"({tags} | TEXT)"
+        return f"{tags}{'+' if needed else '*'} TEXT"
+
+    def _tags_with_separator(self, form: dict[str, Any], depth: int) -> str:
+        _known(form, "tags_with_separator", "type", "tags", "separator", "at_least_one", "stop_after_first")
+        tag = _either(self._tag(_object(one, "tags"), depth) for one in _list(form.get("tags"), "tags"))
+        separator = _literal(_text(form, "separator"))
+        tags = tag if _flag(form, "stop_after_first") else f"{tag} ({separator} {tag})*"
+        return tags if _flag(form, "at_least_one") else f"({tags})?"
+
+
+def _either(options: Any) -> str:
+    return f"({' | '.join(options)})"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else '""'
+
+
+def _object(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _refused(f"{name} must be an object")
+    return value
+
+
+def _list(value: object, name: str) -> Sequence[Any]:
+    if not isinstance(value, list) or not value:
+        raise _refused(f"{name} must be a list that is not empty")
+    return value
+
+
+def _text(form: Mapping[str, Any], name: str) -> str:
+    return _string(form.get(name), name)
+
+
+def _string(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise _refused(f"{name} must be text")
+    return value
+
+
+def _flag(form: Mapping[str, Any], name: str) -> bool:
+    value = form.get(name, False)
+    if not isinstance(value, bool):
+        raise _refused(f"{name} must be true or false")
+    return value
+
+
+def _known(form: Mapping[str, Any], kind: str, *names: str) -> None:
+    unknown = sorted(set(form) - set(names))
+    if unknown:
+        raise _refused(f"{kind} cannot hold {unknown[0]!r:.60}")
+
+
+def _refused(reason: str) -> RequestError:
+    return RequestError(f"structural_tag cannot be used: {reason}", param=PARAM, code="invalid_grammar")

@@ -1,0 +1,74 @@
+"""Trials: grammars that users wrote are compiled in a process of their own before the core compiles them.
+
+llguidance counts most of what it does, but not how deep it calls itself: a grammar of some thousand rules, each made of
+the next, ends the process that compiles it (measured, 1.9.1). Schemas are bounded before they get there
+(scheduler/grammar/json_schema.py); for everything else the kernel bounds a trial: so many seconds of processor time,
+whatever else runs, and so much memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+
+from evensong.protocol.errors import RequestError
+from evensong.utils.logging import get_logger
+
+logger = get_logger(__name__)
+
+CPU_SECONDS = 3
+MEMORY_BYTES = 2 << 30
+# Only where the machine is so busy that the process does not get its seconds.
+WALL_SECONDS = 30.0
+RETRY_AFTER_SECONDS = 2
+CHILD_MODULE = "evensong.scheduler.grammar.trial_child"
+LENGTH = struct.Struct("<I")
+PARAM = "structured_outputs"
+
+
+def try_grammar(kind: str, grammar: str) -> None:
+    """Raises RequestError: 400 for what cannot be compiled, or not within the limits; 503 on a machine too busy to say.
+
+    `grammar` is the library's own form.
+    """
+    order = grammar.encode()
+    # The child needs no secret of this process.
+    environment = {name: value for name, value in os.environ.items() if not name.endswith(("_KEY", "_TOKEN"))}
+    with subprocess.Popen(
+        [sys.executable, "-m", CHILD_MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            # A child that is killed early reads no further. The pipe stays open: its end would tell the child that this
+            # process has gone.
+            with contextlib.suppress(ConnectionError):
+                child.stdin.write(LENGTH.pack(len(order)) + order)
+                child.stdin.flush()
+            code = child.wait(WALL_SECONDS)
+            answer = child.stdout.read()
+        except subprocess.TimeoutExpired as error:
+            message = "the server is too busy to compile a grammar"
+            raise RequestError(
+                message, status=503, type="server_error", code="overloaded", retry_after=RETRY_AFTER_SECONDS
+            ) from error
+        finally:
+            child.kill()
+    if code != 0:
+        logger.info("the process that tried a request's %s ended with %d", kind, code)
+        raise RequestError(
+            f"{kind} cannot be compiled: it is nested too deeply, or takes more than {CPU_SECONDS} s of processor time "
+            f"or {MEMORY_BYTES >> 20} MiB of memory",
+            param=PARAM,
+            code="invalid_grammar",
+        )
+    error_text = json.loads(answer)["error"]
+    if error_text is not None:
+        raise RequestError(f"{kind} cannot be compiled: {error_text}", param=PARAM, code="invalid_grammar")

@@ -1,0 +1,91 @@
+"""ReasoningGate: where constraints begin, and budgets."""
+
+from __future__ import annotations
+
+from evensong.protocol.structured import ReasoningSpec
+from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, byte_ids
+from tests.unit.scheduler.grammar.matching import allowed, compiled, next_texts, request_grammar, vocabulary
+
+OPEN = ReasoningSpec("</think>", byte_ids("</think>"))
+UNDECIDED = ReasoningSpec("</think>", byte_ids("</think>"), byte_ids("<think>"))
+
+
+def test_the_grammar_begins_behind_the_end_of_the_reasoning() -> None:
+    state = request_grammar(compiled(regex="ab"), reasoning=OPEN)
+    for text in ("I think </thin", "that "):
+        state.accept_all(byte_ids(text))
+        assert {"a", "z", "<"} <= (next_texts(state) or set())
+    state.accept_all(byte_ids("</think>"))
+    assert next_texts(state) == {"a"}
+
+
+def test_nothing_ends_an_output_that_still_reasons() -> None:
+    state = request_grammar(compiled(regex="ab"), reasoning=OPEN, stop_token_ids=byte_ids("!"))
+    row = vocabulary().new_row()
+    assert state.fill(row)
+    assert not {EOS_TOKEN_ID, *byte_ids("!")} & allowed(row)
+
+
+def test_tokens_that_end_the_reasoning_and_say_more_are_forbidden() -> None:
+    made = vocabulary()
+    pair = next(i for i, own in enumerate(made.token_bytes) if len(own) == 2)
+    first, second = made.token_bytes[pair][:1], made.token_bytes[pair][1:]
+    marker = b"</" + first
+    spec = ReasoningSpec(marker.decode("latin-1"), [1])
+    # A marker whose last byte begins a pair: the pair would end it and begin what follows.
+    if marker.decode("latin-1").encode() != marker:
+        spec = ReasoningSpec("ab", byte_ids("ab"))
+        assert made.tokens_past(b"ab") == [[], []]
+        return
+    state = request_grammar(compiled(regex="x"), reasoning=spec, output="</")
+    row = made.new_row()
+    assert state.fill(row) and (pair in allowed(row)) == (not second.strip())
+
+
+def test_a_budget_ends_it_with_the_marker() -> None:
+    state = request_grammar(compiled(regex="ab"), reasoning=OPEN, thinking_token_budget=3)
+    state.accept_all(byte_ids("abc"))
+    for token_id in byte_ids("</think>"):
+        row = vocabulary().new_row()
+        assert state.fill(row) and allowed(row) == {token_id}
+        state.accept(token_id)
+    assert next_texts(state) == {"a"}
+
+
+def test_a_budget_works_without_a_grammar_and_is_not_needed_for_short_thoughts() -> None:
+    state = request_grammar(None, reasoning=OPEN, thinking_token_budget=20)
+    assert next_texts(state) is None
+    state.accept_all(byte_ids("ok</think>answer, and more than twenty tokens of it"))
+    assert next_texts(state) is None
+    state = request_grammar(None, reasoning=OPEN, thinking_token_budget=0)
+    assert next_texts(state) == {"<"}
+
+
+def test_an_output_that_may_reason_begins_with_either() -> None:
+    state = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED)
+    assert next_texts(state) == {"a", "<"}
+    state.accept_all(byte_ids("a"))
+    assert next_texts(state) == {"b"}
+    state = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED, output="<")
+    assert next_texts(state) == {"t"}
+    state.accept_all(byte_ids("think>hm</think>"))
+    assert next_texts(state) == {"a"}
+
+
+def test_a_state_in_the_reasoning_is_rebuilt() -> None:
+    text = "<think>hm</think>ab"
+    for cut in range(len(text) + 1):
+        whole = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED, thinking_token_budget=1)
+        resumed = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED, thinking_token_budget=1, output=text[:cut])
+        whole.accept_all(byte_ids(text[:cut]))
+        assert next_texts(whole) == next_texts(resumed), cut
+
+
+def test_drafts_may_run_through_the_end_of_the_reasoning() -> None:
+    state = request_grammar(compiled(regex="ab"), reasoning=OPEN, output="hm</think")
+    rows = [vocabulary().new_row() for _ in range(4)]
+    assert state.fill_positions(rows, byte_ids(">ab")) == 4
+    assert {EOS_TOKEN_ID} == allowed(rows[3])
+    assert {"z", ">"} <= (next_texts(state) or set())
+    state.accept_all(byte_ids(">"))
+    assert next_texts(state) == {"a"}

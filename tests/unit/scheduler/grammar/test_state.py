@@ -1,0 +1,106 @@
+"""RequestGrammar: when an output may end, and states that are rebuilt, drafted and rolled back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, FIRST_BYTE, byte_ids
+from tests.unit.scheduler.grammar.matching import allowed, compiled, next_texts, request_grammar, texts_of, vocabulary
+
+STOP = FIRST_BYTE + ord("!")
+
+
+def test_eos_comes_only_where_the_grammar_is_satisfied() -> None:
+    state = request_grammar(compiled(regex="ab*"))
+    assert next_texts(state) == {"a"}
+    state.accept_all(byte_ids("a"))
+    assert next_texts(state) == {"b", "EOS"}
+
+
+def test_a_finished_grammar_allows_only_eos() -> None:
+    state = request_grammar(compiled(choice=["yes", "no"]), output="yes")
+    assert next_texts(state) == {"EOS"}
+    state.accept(EOS_TOKEN_ID)
+    assert state.fault is None
+
+
+def test_stop_ids_are_forbidden_before_the_end_and_allowed_from_there_on() -> None:
+    """Also one that the grammar would take."""
+    state = request_grammar(compiled(regex="a!b"), stop_token_ids=[STOP])
+    state.accept_all(byte_ids("a"))
+    assert next_texts(state) == set()
+    state = request_grammar(compiled(regex="ab*"), stop_token_ids=[STOP], output="a")
+    assert next_texts(state) == {"b", "!", "EOS"}
+
+
+def test_with_ignore_eos_it_ends_only_where_nothing_can_follow() -> None:
+    state = request_grammar(compiled(regex="a{1,2}"), ignore_eos=True, output="a")
+    assert next_texts(state) == {"a"}
+    state.accept_all(byte_ids("a"))
+    assert next_texts(state) == {"EOS"}
+
+
+def test_the_tokens_so_far_give_the_same_state() -> None:
+    grammar = compiled(json={"type": "object", "properties": {"a": {"enum": ["é", "日本"]}}, "required": ["a"]})
+    text = '{"a": "日本"}'
+    for cut in range(len(text) + 1):
+        whole, resumed = request_grammar(grammar), request_grammar(grammar, output=text[:cut])
+        whole.accept_all(byte_ids(text[:cut]))
+        rows = [vocabulary().new_row(), vocabulary().new_row()]
+        assert whole.fill(rows[0]) and resumed.fill(rows[1])
+        assert allowed(rows[0]) == allowed(rows[1]), cut
+
+
+def test_a_token_that_does_not_fit_is_a_fault() -> None:
+    state = request_grammar(compiled(regex="a"))
+    state.accept_all(byte_ids("b"))
+    assert state.fault is not None and "does not fit" in state.fault
+
+
+def test_positions_behind_drafts_have_masks_and_the_state_stays() -> None:
+    state = request_grammar(compiled(json={"type": "array", "items": {"type": "integer"}}))
+    rows = [vocabulary().new_row() for _ in range(4)]
+    assert state.fill_positions(rows, byte_ids("[1,")) == 4
+    one_by_one = request_grammar(compiled(json={"type": "array", "items": {"type": "integer"}}))
+    for row, token_id in zip(rows, [*byte_ids("[1,"), None], strict=True):
+        expected = vocabulary().new_row()
+        one_by_one.fill(expected)
+        assert allowed(row) == allowed(expected)
+        if token_id is not None:
+            one_by_one.accept(token_id)
+    # As before: the drafts were never said.
+    assert "[" in (next_texts(state) or ())
+
+
+def test_positions_end_at_a_draft_that_may_not_come() -> None:
+    state = request_grammar(compiled(regex="abc"))
+    rows = [vocabulary().new_row() for _ in range(4)]
+    assert state.fill_positions(rows, byte_ids("axc")) == 2
+    assert [texts_of(row) for row in rows[:2]] == [{"a"}, {"b"}]
+    assert next_texts(state) == {"a"}
+
+
+def test_a_limit_that_is_reached_is_noted_and_no_mask_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = request_grammar(compiled(regex="a+"))
+
+    class Broken:
+        def fill(self, row: object) -> bool:
+            from evensong.scheduler.grammar.base import GrammarFault  # noqa: PLC0415
+
+            raise GrammarFault("too many items")
+
+    monkeypatch.setattr(state, "_matcher", Broken())
+    assert not state.fill(vocabulary().new_row())
+    assert state.fault == "too many items"
+
+
+def test_json_comes_raw_in_any_script() -> None:
+    value = "😀 日本 é"
+    state = request_grammar(compiled(json={"const": value}))
+    for token_id in byte_ids(json.dumps(value, ensure_ascii=False)):
+        row = vocabulary().new_row()
+        assert state.fill(row) and token_id in allowed(row)
+        state.accept(token_id)
+    assert next_texts(state) == {"EOS"}
