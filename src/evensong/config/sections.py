@@ -52,6 +52,9 @@ class ModelConfig:
     override_generation_config: dict[str, Any] | None = setting(
         None, 'sampling defaults over those, such as {"temperature": 0.5}', metavar="JSON"
     )
+    logits_processors: tuple[str, ...] = setting(
+        (), "code of your own that changes logits, beside that of installed packages; repeated", metavar="MODULE:CLASS"
+    )
     reasoning_parser: str | None = setting(
         None,
         "how the model writes its reasoning, which answers then hold apart (default: they do not)",

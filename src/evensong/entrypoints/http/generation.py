@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
 
 @dataclass
 class Job:
-    """One HTTP request for tokens. With `only_scores` the one token that the engine must make is not shown.
+    """One HTTP request for tokens. `check` sees it once every prompt is tokenized, and may still refuse it.
 
     `grammar_of` is the request's field of which its structured_outputs were made, where it did not bring them.
     """
@@ -46,24 +46,34 @@ class Job:
     prompts: list[Prompt]
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
-    only_scores: bool = False
+    check: Callable[[Job], None] | None = None
     grammar_of: str | None = None
     streams: list[RequestStream] = field(default_factory=list)
 
     async def start(self) -> None:
         """Every prompt is admitted; raises what the first refused one was refused with, and leaves nothing running."""
-        names = [self.request_id]
-        if len(self.prompts) > 1:
-            names = [f"{self.request_id}-{index}" for index in range(len(self.prompts))]
-        # All at once: an admission is answered between two steps, and each would wait for a step of its own.
-        tasks = [
-            asyncio.ensure_future(self.engine.start(prompt, self.params, name, **self.options))
-            for prompt, name in zip(self.prompts, names, strict=True)
+        starts = [
+            self.engine.start(prompt, self.params, name, **self.options)
+            for prompt, name in zip(self.prompts, self.names(), strict=True)
         ]
+        await self._start_all(starts)
+
+    def names(self) -> list[str]:
+        """A request id for each prompt."""
+        if len(self.prompts) == 1:
+            return [self.request_id]
+        return [f"{self.request_id}-{index}" for index in range(len(self.prompts))]
+
+    async def _start_all(self, starts: Sequence[Coroutine[Any, Any, RequestStream]]) -> None:
+        """All at once: an admission is answered between two steps, and each would wait for a step of its own."""
+        self.streams = []
+        tasks = [asyncio.ensure_future(start) for start in starts]
         try:
             # In the order of the prompts, so that the same bad request gets the same answer.
             for task in tasks:
                 self.streams.append(await self._named(task))
+            if self.check is not None:
+                self.check(self)
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -88,6 +98,15 @@ class Job:
         """Ends what has not finished."""
         for stream in self.streams:
             await self.engine.stop(stream)
+
+    def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of all prompts as they come, each with its prompt's index."""
+        return _as_they_come(self)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(stream.state.processed.prompt_token_ids) for stream in self.streams if stream.state is not None)
 
     @property
     def seed(self) -> int | None:
@@ -203,18 +222,8 @@ async def _left(request: Request) -> None:
 
 async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Outputs of all prompts as they come, each with its prompt's index. Raises RequestError when the time is over."""
-    async for index, output in in_time(_as_they_come(job)):
-        yield index, without_tokens(output) if job.only_scores else output
-
-
-def without_tokens(output: RequestOutput) -> RequestOutput:
-    """The output of a request that asked for no token."""
-    bare = []
-    for choice in output.outputs:
-        ended_early = choice.finish_reason not in ("stop", "length")
-        reason, why = (choice.finish_reason, choice.stop_reason) if ended_early else ("length", None)
-        bare.append(CompletionOutput(choice.index, "", [], finish_reason=reason, stop_reason=why, seed=choice.seed))
-    return msgspec.structs.replace(output, outputs=bare)
+    async for index, output in in_time(job.outputs()):
+        yield index, output
 
 
 async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:

@@ -45,7 +45,7 @@ class Said:
 async def what_is_said(turn: Turn) -> AsyncIterator[Said]:
     """The outputs of a turn with one choice as they come. Raises what the engine ends the request with."""
     parser, usage = turn.parser(0), turn.usage()
-    names = TokenNames(turn.job.engine.front.texts, as_ids=False)
+    names = TokenNames(turn.job.engine.front.texts, as_ids=False, shown=turn.job.options["shown_token_ids"])
     async for index, output in merged(turn.job):
         usage.add(index, output)
         for choice in output.outputs:
@@ -53,7 +53,7 @@ async def what_is_said(turn: Turn) -> AsyncIterator[Said]:
                 pieces = pieces_of(parser, choice)
             else:
                 pieces = await asyncio.to_thread(pieces_of, parser, choice)
-            logprobs = chat_logprobs(choice.logprobs, turn.form.top_logprobs or 0, names)
+            logprobs = chat_logprobs(choice, turn.job.params, names)
             content = [] if logprobs is None else logprobs["content"]
             yield Said(pieces, usage, content, choice.finish_reason, choice.stop_reason)
 
