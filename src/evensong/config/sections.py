@@ -189,6 +189,9 @@ class ServerConfig:
     trust_request_chat_template: bool = setting(
         False, "let requests bring a chat_template of their own (it runs in a process of its own, with limits)"
     )
+    responses_store_bytes: int = setting(
+        128 * 1024 * 1024, "memory for responses of /v1/responses that can be read again; 0 keeps none"
+    )
     tool_call_parser: str | None = setting(
         None, "how the model writes calls of tools (default: by its chat template)", choices=TOOL_PARSERS
     )

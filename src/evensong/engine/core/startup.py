@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import PackageNotFoundError, version
 
 from evensong.config.sections import EngineConfig
 from evensong.executor.base import Executor
@@ -66,6 +67,7 @@ def initialize_kv_caches(
     parts = executor.describe() | {
         "max_model_len": str(max_model_len),
         "protocol": str(PROTOCOL_VERSION),
+        "grammars": grammar_libraries(),
     }
     return Resources(
         num_blocks=num_blocks,
@@ -85,6 +87,17 @@ def initialize_kv_caches(
 def fingerprint_of(parts: dict[str, str]) -> str:
     """One digest of everything that the bits of an answer depend on."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def grammar_libraries() -> str:
+    """The libraries that say which tokens a constrained request may have, with their versions."""
+    found = []
+    for name in ("llguidance", "xgrammar"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
 
 
 def _most_step_tokens(config: EngineConfig, max_model_len: int, max_num_seqs: int) -> int:

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import codecs
+import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from evensong.engine.frontend.detokenizer import TokenTexts
 from evensong.protocol.request_output import CompletionOutput, Logprob, PromptLogprobs, RequestOutput, SampleLogprobs
 from evensong.protocol.sampling_params import SamplingParams
+
+
+def encode(value: Any) -> bytes:
+    """JSON. Integers of any size may stand in what a caller sent and gets back."""
+    try:
+        return msgspec.json.encode(value)
+    except OverflowError:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_raw).encode()
+
+
+def _raw(value: Any) -> Any:
+    return json.loads(bytes(value))
+
+
+def sse(event: dict[str, Any]) -> bytes:
+    """A server-sent event under its own name, which is its type."""
+    return b"event: " + str(event["type"]).encode() + b"\ndata: " + encode(event) + b"\n\n"
 
 
 class Usage:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from evensong.engine.async_llm import AsyncLLM, RequestStream
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.entrypoints.http.errors import of_exception
-from evensong.entrypoints.http.forms_out import Envelope, Usage
+from evensong.entrypoints.http.forms_out import Envelope, Usage, encode
 from evensong.entrypoints.http.service import in_time
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import EvensongError, RequestError
@@ -29,6 +29,7 @@ logger = get_logger(__name__)
 T = TypeVar("T")
 # The status that proxies give to a request whose client has gone.
 CLIENT_LEFT = 499
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # (prompt index, output, choice) -> the choice's object.
 MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
 
@@ -124,7 +125,7 @@ async def respond_whole(
         # Nobody reads the second one; the status is for whoever counts responses.
         if form is None:
             return Response(status_code=CLIENT_LEFT)
-        return Response(msgspec.json.encode(form), media_type="application/json")
+        return Response(encode(form), media_type="application/json")
     finally:
         await job.stop()
         state.leave()
@@ -137,23 +138,37 @@ async def _whole(job: Job, collect: Callable[[], Coroutine[Any, Any, dict[str, A
 
 async def respond_stream(state: ServerState, job: Job, events: AsyncIterator[dict[str, Any]]) -> Response:
     """Starts the job; the stream, and with it the status line, begins once every prompt is admitted."""
+    return await respond_bytes(state, job, _sse(job, events))
+
+
+async def respond_bytes(
+    state: ServerState, job: Job, body: AsyncIterator[bytes], ended: Callable[[], None] | None = None
+) -> Response:
+    """`respond_stream` for events that are bytes already; `ended` is called once they are sent, or the client left."""
     state.enter()
     try:
         await job.start()
     except BaseException:
         state.leave()
         raise
-    return JobStream(state, job, events)
+    return JobStream(state, job, body, ended)
+
+
+def event_stream(body: AsyncIterator[bytes]) -> StreamingResponse:
+    """A stream of server-sent events."""
+    return StreamingResponse(body, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
 class JobStream(StreamingResponse):
     """Server-sent events of a job. However the response ends, or if it never begins, the job ends with it."""
 
-    def __init__(self, state: ServerState, job: Job, events: AsyncIterator[dict[str, Any]]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_sse(job, events), media_type="text/event-stream", headers=headers)
+    def __init__(
+        self, state: ServerState, job: Job, body: AsyncIterator[bytes], ended: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(body, media_type="text/event-stream", headers=_STREAM_HEADERS)
         self._state = state
         self._job = job
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events; a client that leaves cancels this, and the shield keeps the abort from being lost."""
@@ -161,6 +176,8 @@ class JobStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._state.leave()
+            if self._ended is not None:
+                self._ended()
             await asyncio.shield(self._job.stop())
 
 

@@ -17,7 +17,7 @@ from evensong.scheduler.grammar.schema_errors import PARAM, malformed, refused, 
 from evensong.scheduler.grammar.schema_pattern import PatternError, search_body
 from evensong.scheduler.grammar.schema_rewrite import Rewriter
 
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 96 * 1024
 MAX_JSON_DEPTH = 200
 # What the backend may spend: items of its parser, states of its lexer, symbols of a grammar.
 GRAMMAR_LIMITS = LLParserLimits(

@@ -124,9 +124,7 @@ class Negation:
         if keyword in ("const", "enum"):
             return self._listed(value if keyword == "enum" else [value], path)
         if keyword in _OPPOSITES and not any(isinstance(node.get(bound), bool) for bound in _OPPOSITES):
-            bounds: dict[str, Any] = {}
-            schema_values.bounds({_OPPOSITES[keyword]: value}, path, bounds)
-            return [{"type": "number", **bounds}]
+            return [_bounded({_OPPOSITES[keyword]: value}, path)]
         if keyword in _COUNTS:
             return self._count(keyword, node, path)
         if keyword in ("required", "properties"):
@@ -175,9 +173,7 @@ class Negation:
             ends: list[Any] = [None, *numbers, None]
             for low, high in zip(ends, ends[1:], strict=False):
                 wanted = {"exclusiveMinimum": low, "exclusiveMaximum": high}
-                bounds: dict[str, Any] = {}
-                schema_values.bounds({key: bound for key, bound in wanted.items() if bound is not None}, path, bounds)
-                found.append({"type": "number", **bounds})
+                found.append(_bounded({key: bound for key, bound in wanted.items() if bound is not None}, path))
         return found
 
     def _count(self, keyword: str, node: dict[str, Any], path: str) -> list[Any]:
@@ -202,6 +198,13 @@ class Negation:
             for name, schema in properties.items()
             for option in self.of(schema, step(step(path, "properties"), name), base)
         ]
+
+
+def _bounded(wanted: dict[str, Any], path: str) -> Any:
+    bounds: dict[str, Any] = {}
+    schema_values.bounds(wanted, path, bounds)
+    shorter = schema_values.spellings(bounds)
+    return _all({"type": "number", **bounds}, *shorter)
 
 
 def _has(values: list[Any], flag: bool) -> bool:

@@ -58,10 +58,12 @@ def _hostname() -> str:
 
 
 def _email() -> str:
-    atom = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+"
-    quoted = r'"(?:[ !#-\[\]-~]|\\[ -~])*"'
+    char = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]"
+    # At most 64 characters: up to 32 with dots anywhere, more with one dot or none.
+    local = rf"{char}(?:\.?{char}){{0,31}}|{char}{{33,64}}|{char}{{1,31}}\.{char}{{1,32}}"
+    quoted = r'"(?:[ !#-\[\]-~]|\\[ -~]){0,31}"'
     label = f"{_ALNUM}(?:[A-Za-z0-9-]{{0,61}}{_ALNUM})?"
-    return rf"(?:{atom}(?:\.{atom})*|{quoted})@(?:{label}(?:\.{label})*|\[{_IPV4}\]|\[IPv6:{_ipv6()}\])"
+    return rf"(?:{local}|{quoted})@(?:{label}(?:\.{label})*|\[{_IPV4}\]|\[IPv6:{_ipv6()}\])"
 
 
 def _uri(more: str, *, reference: bool) -> str:
@@ -72,7 +74,8 @@ def _uri(more: str, *, reference: bool) -> str:
     host = rf"(?:\[(?:{_ipv6()}|[vV]{_HEX}+\.[A-Za-z0-9._~!$&'()*+,;=:\-]+)\]|(?:[{plain}\-]|{escaped})*)"
     authority = f"//(?:(?:[{plain}:\\-]|{escaped})*@)?{host}(?::[0-9]*)?(?:/{char}*)*"
     absolute = f"/(?:{char}+(?:/{char}*)*)?"
-    tail = rf"(?:\?(?:[{plain}:@/?\-]|{escaped})*)?(?:#(?:[{plain}:@/?\-]|{escaped})*)?"
+    private = "\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd" if more else ""
+    tail = rf"(?:\?(?:[{plain}{private}:@/?\-]|{escaped})*)?(?:#(?:[{plain}:@/?\-]|{escaped})*)?"
     full = rf"[A-Za-z][A-Za-z0-9+.\-]*:(?:{authority}|{absolute}|{char}+(?:/{char}*)*)?"
     if not reference:
         return full + tail
@@ -111,7 +114,7 @@ TEXT_FORMATS: dict[str, str] = {
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_pointer()})",
 }
 # Longest texts, where the format bounds them.
-FORMAT_LENGTHS = {"hostname": 253}
+FORMAT_LENGTHS = {"email": 254, "hostname": 253}
 # OpenAPI's names for numbers.
 NUMBER_FORMATS: dict[str, tuple[int, int]] = {
     "int32": (-(2**31), 2**31 - 1),

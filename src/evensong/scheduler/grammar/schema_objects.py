@@ -31,6 +31,7 @@ KEYWORDS = frozenset(
 )
 MAX_PROPERTIES = 2000
 MAX_DEPENDENCIES = 4
+MAX_PATTERNS = 64
 # Keys longer than this, all together, are kept apart without a pattern.
 _MAX_GUARDED_CHARACTERS = 4000
 _MAX_GUARDED_KEY = 100
@@ -44,6 +45,10 @@ def rewrite(rewriter: Rewriter, node: dict[str, Any], path: str, inner: Inner, w
     patterns = _schemas(node, "patternProperties", path, inner)
     required = _required(node, path)
     rest = _rest(rewriter, node, path, inner)
+    if len(patterns) > MAX_PATTERNS:
+        raise too_large(
+            f"'patternProperties' at {path} has {len(patterns)} members, at most {MAX_PATTERNS} are allowed"
+        )
     patterns = {pattern(key, "patternProperties", path): value for key, value in patterns.items()}
     if patterns:
         rewriter.note("patternProperties", path)

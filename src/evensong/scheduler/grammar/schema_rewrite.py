@@ -8,11 +8,13 @@ which constrain nothing, are left out; `format` is a pattern, and a pattern is s
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from evensong.scheduler.grammar import schema_arrays, schema_objects, schema_values
 from evensong.scheduler.grammar.schema_conditions import alternatives, conditions, split
 from evensong.scheduler.grammar.schema_errors import malformed, refused, step, too_large
+from evensong.scheduler.grammar.schema_progress import check_progress
 from evensong.scheduler.grammar.schema_refs import References
 
 MAX_DEPTH = 64
@@ -49,7 +51,7 @@ class Rewriter:
         self.split = split
         self.plain_keys = False
         self.places: dict[str, list[str]] = {}
-        self.divisors: list[int] = []
+        self.divisor: Decimal | None = None
         self._root = root
         self.references = References(root, old=self.old)
         self._names: dict[str, str] = {}
@@ -63,10 +65,8 @@ class Rewriter:
         while self._waiting:
             node, path, base, name = self._waiting.pop()
             definitions[name] = self.schema(node, path, 0, base)
-        _check_progress(definitions, written)
-        if not definitions:
-            return written
-        if not isinstance(written, dict):
+        check_progress(definitions, written)
+        if not definitions or not isinstance(written, dict):
             return written
         return {"$defs": definitions, **written}
 
@@ -165,35 +165,3 @@ def _types(value: object, path: str) -> str | list[str]:
     if "number" in names:
         names = [name for name in names if name != "integer"]
     return names if len(names) > 1 else names[0]
-
-
-def _in_place(node: Any) -> list[str]:
-    """The definitions that `node` stands for without anything of the value being read."""
-    if not isinstance(node, dict):
-        return []
-    found = [node["$ref"].removeprefix("#/$defs/")] if "$ref" in node else []
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        for each in node.get(keyword, ()):
-            found += _in_place(each)
-    return found
-
-
-def _check_progress(definitions: dict[str, Any], root: Any) -> None:
-    """Refuses a `$ref` that leads back to itself before anything of the value is read."""
-    edges = {name: _in_place(node) for name, node in definitions.items()}
-    done: set[str] = set()
-    for start in [*_in_place(root), *edges]:
-        stack = [(start, iter(edges[start]))]
-        active = {start}
-        while stack:
-            name, following = stack[-1]
-            target = next(following, None)
-            if target is None:
-                active.discard(name)
-                done.add(name)
-                stack.pop()
-            elif target in active:
-                raise refused("$ref", "#", "it leads back to itself without reading anything of the value")
-            elif target not in done:
-                active.add(target)
-                stack.append((target, iter(edges[target])))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal
 from typing import TYPE_CHECKING, Any
 
 from evensong.protocol.text import has_lone_surrogate
 from evensong.scheduler.grammar.schema_errors import malformed, refused, too_large
-from evensong.scheduler.grammar.schema_formats import FORMAT_LENGTHS, FREE_FORMATS, NUMBER_FORMATS, TEXT_FORMATS
+from evensong.scheduler.grammar.schema_formats import (
+    FORMAT_LENGTHS,
+    FREE_FORMATS,
+    NUMBER_FORMATS,
+    TEXT_FORMATS,
+)
 from evensong.scheduler.grammar.schema_pattern import PatternError, translate_pattern
 
 if TYPE_CHECKING:
@@ -35,8 +40,9 @@ MAX_VALUE_DEPTH = 32
 # Whole numbers up to here are exact in the backend, which reckons in double precision.
 MAX_WHOLE = 2**53
 MIN_MAGNITUDE = 1e-15
-# Of a divisor, what is left without its factors 2 and 5: a state of the automaton for each remainder.
-MAX_DIVISOR = 2000
+# Of a divisor's digits, without zeros at the end: a state of the automaton for each remainder.
+MAX_DIVISOR = 2048
+MAX_TEXT = 8192  # characters of one value
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -44,9 +50,14 @@ def rewrite(rewriter: Rewriter, node: dict[str, Any], path: str, written: dict[s
     """Writes the keywords of `node` that this module knows."""
     _constants(node, path, written)
     _text(rewriter, node, path, written)
-    bounds(node, path, written)
+    found: dict[str, Any] = {}
+    bounds(node, path, found)
     if "multipleOf" in node:
-        written["multipleOf"] = _divisor(rewriter, node["multipleOf"], path)
+        found["multipleOf"] = _divisor(rewriter, node["multipleOf"], path)
+    shorter = spellings(found)
+    written.update(found)
+    if shorter:
+        rewriter.conjoin(written, *shorter)
     if "format" in node:
         _format(rewriter, node["format"], path, written)
 
@@ -98,6 +109,8 @@ def _constant(value: Any, keyword: str, path: str, depth: int) -> Any:
 def _checked_text(text: str, keyword: str, path: str) -> str:
     if has_lone_surrogate(text):
         raise malformed(keyword, path, "holds a lone surrogate, which no text can contain")
+    if len(text) > MAX_TEXT:
+        raise too_large(f"a text of {keyword!r} at {path} has {len(text)} characters, at most {MAX_TEXT} are allowed")
     return text
 
 
@@ -148,22 +161,56 @@ def bounds(node: dict[str, Any], path: str, written: dict[str, Any]) -> None:
                 found[keyword] = found.pop(inclusive)
             continue
         found[keyword] = _number(value, keyword, path)
+    low = found.get("exclusiveMinimum")
+    if isinstance(low, int) and low >= 0 and node.get("type") != "integer":
+        # Between this and the next whole number the backend takes the bound for an inclusive one.
+        del found["exclusiveMinimum"]
+        found["minimum"] = max(found.get("minimum", low), math.nextafter(low, math.inf) if low else MIN_MAGNITUDE)
     written.update(found)
+
+
+def spellings(wanted: dict[str, Any]) -> list[Any]:
+    """What adds the numbers that the backend forgets, those with fewer decimals than a bound or a divisor.
+
+    Of 2.25 and less it would take 2.20 and not 2.2. Such a keyword moves from `wanted` into alternatives.
+    """
+    found = []
+    for keyword in ("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "multipleOf"):
+        if not isinstance(wanted.get(keyword), float):
+            continue
+        value = Decimal(repr(wanted[keyword]))
+        if (value > 0) == keyword.lower().endswith("minimum"):
+            continue
+        places = -int(value.as_tuple().exponent)
+        name = keyword if keyword == "multipleOf" else keyword.lower().removeprefix("exclusive")
+        more: dict[Decimal, None] = {}
+        for place in range(1, places):
+            unit = Decimal(1).scaleb(-place)
+            if name == "multipleOf":
+                more[_common_multiple(value, unit)] = None
+            else:
+                more[value.quantize(unit, rounding=ROUND_DOWN)] = None
+        if more:
+            options = [{"type": "number", name: float(each)} for each in more if each != value]
+            found.append({"anyOf": [{keyword: wanted.pop(keyword)}, *options]})
+    return found
+
+
+def _common_multiple(first: Decimal, second: Decimal) -> Decimal:
+    scale = Decimal(10) ** max(-int(first.as_tuple().exponent), -int(second.as_tuple().exponent))
+    return math.lcm(int(first * scale), int(second * scale)) / scale
 
 
 def _divisor(rewriter: Rewriter, value: object, path: str) -> int | float:
     divisor = _number(value, "multipleOf", path)
     if divisor <= 0:
         raise malformed("multipleOf", path, "must be greater than 0")
-    left, _ = Decimal(str(divisor)).as_integer_ratio()
-    if left > 10**9 or divisor < 1e-9:
-        raise refused("multipleOf", path, f"{divisor!r:.40} has too many digits")
-    for factor in (2, 5):
-        while left % factor == 0:
-            left //= factor
+    if divisor < 1e-9:
+        raise refused("multipleOf", path, f"{divisor!r} is too small")
     rewriter.note("multipleOf", path)
-    rewriter.divisors.append(left)
-    if math.lcm(*rewriter.divisors) > MAX_DIVISOR:
+    # In an `allOf` any of them may meet: their common multiple is what the backend reckons with.
+    rewriter.divisor = _common_multiple(rewriter.divisor or Decimal(repr(divisor)), Decimal(repr(divisor)))
+    if int("".join(map(str, rewriter.divisor.as_tuple().digits)).rstrip("0")) > MAX_DIVISOR:
         raise refused("multipleOf", path, "the divisors of the schema have too large a common multiple")
     return divisor
 

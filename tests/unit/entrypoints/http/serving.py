@@ -158,6 +158,15 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for what threads bring about too; at most ten seconds."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come to that")
+
+
 class Visitor:
     """A client at the ASGI level, that can leave in the middle."""
 
