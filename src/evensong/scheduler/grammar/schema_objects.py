@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from evensong.protocol.text import has_lone_surrogate
 from evensong.scheduler.grammar.schema_errors import malformed, refused, too_large
-from evensong.scheduler.grammar.schema_names import Names
+from evensong.scheduler.grammar.schema_names import Names, matching, only_matches
 from evensong.scheduler.grammar.schema_pattern import none_of
 from evensong.scheduler.grammar.schema_values import count, pattern
 
@@ -54,6 +54,7 @@ def rewrite(rewriter: Rewriter, node: dict[str, Any], path: str, inner: Inner, w
         rewriter.note("patternProperties", path)
     if "propertyNames" in node:
         rest = _property_names(node["propertyNames"], path, properties, required, patterns, rest)
+    _fold(rewriter, path, properties, patterns, required)
     _write(rewriter, properties, patterns, required, rest, written)
     _counts(rewriter, node, path, properties, required, closed=rest is False and not patterns, written=written)
     _dependencies(rewriter, node, path, inner, written)
@@ -114,6 +115,22 @@ def _property_names(
     if names.pattern is not None:
         patterns[names.pattern] = rest
     return False
+
+
+def _fold(
+    rewriter: Rewriter, path: str, properties: dict[str, Any], patterns: dict[str, Any], required: list[str]
+) -> None:
+    """Takes out patterns all of whose keys are named, where a grammar would begin a key and find no way to go on."""
+    names = list(dict.fromkeys([*properties, *required]))
+    for key, wanted in list(patterns.items()):
+        if names and only_matches(key, names):
+            for name in matching(key, names):
+                own = properties.get(name, True)
+                properties[name] = wanted if own is True else own if wanted is True else {"allOf": [own, wanted]}
+            del patterns[key]
+        elif wanted is not False:
+            rewriter.key_patterns.setdefault(key, path)
+    rewriter.keys.update(dict.fromkeys(names))
 
 
 def _write(
