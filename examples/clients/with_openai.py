@@ -1,4 +1,4 @@
-"""The official client: models, chat, streams, log-probabilities, seeds, errors. python with_openai.py [URL]"""
+"""The official client: models, chat, responses, streams, log-probabilities, errors. python with_openai.py [URL]"""
 
 # /// script
 # requires-python = ">=3.11"
@@ -42,6 +42,15 @@ completion = client.completions.create(model=model, prompt=["The sea is", "The s
 assert [choice.index for choice in completion.choices] == [0, 1]
 assert len(completion.choices[0].logprobs.tokens) > 0
 print("logprobs, n, lists of prompts: as asked")
+
+response = client.responses.create(model=model, input=messages, max_output_tokens=24, extra_body={"seed": seed})
+assert response.output_text == text, "the same seed must give the same text over every API"
+with client.responses.stream(
+    model=model, input="And of spring?", previous_response_id=response.id, temperature=0, max_output_tokens=400
+) as events:
+    followed = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert events.get_final_response().output_text == followed
+print("responses: the same text, and a second turn:", followed)
 
 try:
     client.completions.create(model="no-such-model", prompt="a")

@@ -14,6 +14,8 @@ _HOMES = {
     "AsyncLLM": "evensong.engine.async_llm",
     "EngineArgs": "evensong.config.resolve",
     "SamplingParams": "evensong.protocol.sampling_params",
+    "BeamSearchParams": "evensong.protocol.beam_search",
+    "LogitsProcessor": "evensong.sampling.processor",
     "RequestOutput": "evensong.protocol.request_output",
     "CompletionOutput": "evensong.protocol.request_output",
     "EngineDeadError": "evensong.protocol.errors",

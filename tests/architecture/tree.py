@@ -30,7 +30,8 @@ ORDER: list[tuple[str, ...]] = [
     ("utils",),
 ]
 TORCH_PACKAGES = ("worker", "models", "layers", "sampling", "kernels", "distributed", "testing")
-RECORD_BASES = {"Struct", "BaseModel", "TypedDict", "NamedTuple", "Exception"}
+# The last ones: bases of HTTP forms that are written in another file.
+RECORD_BASES = {"Struct", "BaseModel", "TypedDict", "NamedTuple", "Exception", "Form", "EngineForm"}
 
 
 def modules() -> list[Path]:

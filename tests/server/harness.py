@@ -156,6 +156,13 @@ class Server:
         assert response.status_code == 200, response.text
         return str(response.json()["choices"][0]["text"])
 
+    def wait_idle(self, seconds: float = 10.0) -> None:
+        """Until no generation request is in hand: one is for a moment after its last byte."""
+        until = time.monotonic() + seconds
+        while (load := self.client.get("/load").json()) != {"server_load": 0}:
+            assert time.monotonic() < until, load
+            time.sleep(0.02)
+
     def metric(self, name: str) -> float:
         """A metric's value, summed over its labels."""
         lines = self.client.get("/metrics").text.splitlines()

@@ -71,6 +71,7 @@ def check_server(config: ServerConfig) -> ServerConfig:
     if not 0 <= config.port <= 65535:
         raise ConfigError(f"--port must be in 0..65535, got {config.port}")
     _at_least("max_request_bytes", config.max_request_bytes, 1024)
+    _at_least("responses_store_bytes", config.responses_store_bytes, 0)
     _at_least("max_n", config.max_n, 1)
     for name in ("shutdown_timeout", "read_timeout", "stall_timeout", "timeout_keep_alive"):
         seconds = getattr(config, name)

@@ -52,6 +52,9 @@ class ModelConfig:
     override_generation_config: dict[str, Any] | None = setting(
         None, 'sampling defaults over those, such as {"temperature": 0.5}', metavar="JSON"
     )
+    logits_processors: tuple[str, ...] = setting(
+        (), "code of your own that changes logits, beside that of installed packages; repeated", metavar="MODULE:CLASS"
+    )
     reasoning_parser: str | None = setting(
         None,
         "how the model writes its reasoning, which answers then hold apart (default: they do not)",
@@ -185,6 +188,9 @@ class ServerConfig:
     chat_template: str | None = setting(None, "file with a chat template, in place of the model's", metavar="FILE")
     trust_request_chat_template: bool = setting(
         False, "let requests bring a chat_template of their own (it runs in a process of its own, with limits)"
+    )
+    responses_store_bytes: int = setting(
+        128 * 1024 * 1024, "memory for responses of /v1/responses that can be read again; 0 keeps none"
     )
     tool_call_parser: str | None = setting(
         None, "how the model writes calls of tools (default: by its chat template)", choices=TOOL_PARSERS

@@ -134,13 +134,13 @@ class AsyncLLM:
             await self.stop(stream)
 
     async def start(
-        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str, **options: Any
+        self, prompt: Prompt | ProcessedRequest, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> RequestStream:
         """Submits a request and waits until the core has admitted it. The stream must be handed to `stop` in the end.
 
-        Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant, phase (of its reasoning),
-        shown_token_ids (special tokens that have a text), trace_headers (W3C Trace Context).
-        Raises RequestError when it is refused.
+        One that is processed already is submitted as it is. Options: cache_salt, add_special_tokens, arrival_time,
+        priority, timeout, tenant, phase (of its reasoning), shown_token_ids (special tokens that have a text),
+        trace_headers (W3C Trace Context). Raises RequestError when it is refused.
         """
         self._check_alive()
         trace_headers = options.pop("trace_headers", None)
@@ -226,8 +226,10 @@ class AsyncLLM:
             self.front.outputs.tracer.close()
 
     async def _process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, options: dict[str, Any]
+        self, request_id: str, prompt: Prompt | ProcessedRequest, params: SamplingParams, options: dict[str, Any]
     ) -> ProcessedRequest:
+        if isinstance(prompt, ProcessedRequest):
+            return prompt
         process = self.front.inputs.process
         parts = prompt.values() if isinstance(prompt, Mapping) else [prompt]
         short = all(not isinstance(part, Sized) or len(part) <= INLINE_LENGTH for part in parts)

@@ -9,7 +9,7 @@ from evensong.config.sections import EngineConfig
 from evensong.engine.client.base import SyncCoreClient
 from evensong.engine.client.factory import make_client
 from evensong.engine.frontend.front import FrontEnd, ModelFiles, load_model_files, make_front_end
-from evensong.engine.frontend.input_processor import Prompt
+from evensong.engine.frontend.input_processor import ProcessedRequest, Prompt
 from evensong.engine.frontend.request_state import RequestState
 from evensong.engine.frontend.verbs import control_verbs
 from evensong.protocol.errors import EngineDeadError, RequestError
@@ -90,15 +90,23 @@ class LLMEngine:
         """The model's tokenizer."""
         return self._front.inputs.tokenizer
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
-        """Submits a request; returns its internal id. Raises RequestError for what cannot be served.
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt | ProcessedRequest,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> str:
+        """Submits a request, as it is where it is processed; returns its internal id. Raises RequestError.
 
         Options: cache_salt, add_special_tokens, arrival_time, priority, timeout, tenant, trace_headers (W3C Trace
         Context).
         """
         params = SamplingParams(**self._front.sampling_defaults) if params is None else params
         trace_headers = options.pop("trace_headers", None)
-        processed = self._front.inputs.process(request_id, prompt, params, **options)
+        processed = prompt
+        if not isinstance(processed, ProcessedRequest):
+            processed = self._front.inputs.process(request_id, processed, params, **options)
         state = RequestState(request_id, processed, self._front.texts, _Sink(self._inbox, request_id))
         state.trace_headers = trace_headers or {}
         self._front.outputs.add(state)

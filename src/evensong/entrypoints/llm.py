@@ -14,11 +14,13 @@ from typing import Any
 from tqdm import tqdm
 
 from evensong.config.resolve import EngineArgs
+from evensong.engine.frontend.beam_search import begin_search
 from evensong.engine.frontend.chat_template import ChatTemplate
 from evensong.engine.frontend.chat_tools import check_tools
-from evensong.engine.frontend.input_processor import Prompt
+from evensong.engine.frontend.input_processor import ProcessedRequest, Prompt
 from evensong.engine.frontend.verbs import control_verbs
 from evensong.engine.llm_engine import LLMEngine
+from evensong.protocol.beam_search import BeamSearchOutput, BeamSearchParams
 from evensong.protocol.errors import EngineDeadError, RequestError
 from evensong.protocol.request_output import RequestOutput
 from evensong.protocol.sampling_params import RequestOutputKind, SamplingParams
@@ -112,6 +114,38 @@ class LLM:
         options = {"add_special_tokens": False, "timeout": timeout}
         return self._run(prompts, params, use_tqdm, [options] * len(prompts))
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        use_tqdm: bool | ProgressBar = False,
+        *,
+        timeout: float | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The best sequences of each prompt, in order; the same in whatever company. A bar counts steps.
+
+        Raises RequestError naming the prompt that cannot be served; then nothing of the call is left running.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, got {params!r:.60}", param="params")
+        front, searches = self.llm_engine.front, []
+        for index, prompt in enumerate(_as_list(prompts)):
+            try:
+                searches.append(begin_search(front, str(next(self._numbers)), prompt, params, timeout=timeout))
+            except RequestError as error:
+                raise _of_prompt(index, error) from error
+        bar = _bar(use_tqdm, params.max_tokens, "Beam search steps")
+        with contextlib.closing(bar) if bar is not None else contextlib.nullcontext():
+            while going := [(index, search) for index, search in enumerate(searches) if not search.done]:
+                requests = [(index, request) for index, search in going for request in search.requests()]
+                indices, steps = zip(*requests, strict=True)
+                outputs = iter(self._run(steps, [step.params for step in steps], False, [{}] * len(steps), indices))
+                for _, search in going:
+                    search.accept([next(outputs) for _ in range(search.num_beams)])
+                if bar is not None:
+                    bar.update(1)
+        return [BeamSearchOutput(search.sequences()) for search in searches]
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.llm_engine.get_tokenizer()
@@ -151,19 +185,24 @@ class LLM:
 
     def _run(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | ProcessedRequest],
         params: Sequence[SamplingParams],
         use_tqdm: bool | ProgressBar,
         options: Sequence[dict[str, Any]],
+        indices: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
+        """Outputs in order; `indices`: by which number a prompt is named in errors, where it is not its place."""
         engine = self.llm_engine
+        numbered = zip(indices or range(len(prompts)), prompts, params, options, strict=True)
         order: dict[str, int] = {}
+        named: dict[str, int] = {}
         try:
             with _interrupts_between_steps() as check_interrupt:
-                for index, (prompt, own, more) in enumerate(zip(prompts, params, options, strict=True)):
+                for index, prompt, own, more in numbered:
                     check_interrupt()
                     request_id = str(next(self._numbers))
-                    order[request_id] = index
+                    order[request_id] = len(order)
+                    named[request_id] = index
                     try:
                         own = own.clone()
                         own.output_kind = RequestOutputKind.FINAL_ONLY
@@ -177,16 +216,15 @@ class LLM:
             # Also Ctrl-C: the engine stays usable, and nothing of this call goes on running.
             with contextlib.suppress(EngineDeadError):
                 engine.abort_all()
-            if isinstance(error, RequestError) and error.request_id in order:
-                raise _of_prompt(order[error.request_id], error) from error
+            if isinstance(error, RequestError) and error.request_id in named:
+                raise _of_prompt(named[error.request_id], error) from error
             raise
 
     def _collect(
         self, order: Mapping[str, int], use_tqdm: bool | ProgressBar, check_interrupt: Callable[[], None]
     ) -> list[RequestOutput]:
         results: list[RequestOutput | None] = [None] * len(order)
-        make_bar: ProgressBar = use_tqdm if callable(use_tqdm) else tqdm
-        bar = make_bar(total=len(order), desc="Processed prompts", dynamic_ncols=True) if use_tqdm else None
+        bar = _bar(use_tqdm, len(order), "Processed prompts")
         tokens = 0
         try:
             while self.llm_engine.has_unfinished_requests():
@@ -203,6 +241,12 @@ class LLM:
             if bar is not None:
                 bar.close()
         return [result for result in results if result is not None]
+
+
+def _bar(use_tqdm: bool | ProgressBar, total: int, what: str) -> Any:
+    """A progress bar, or None."""
+    make_bar: ProgressBar = use_tqdm if callable(use_tqdm) else tqdm
+    return make_bar(total=total, desc=what, dynamic_ncols=True) if use_tqdm else None
 
 
 @contextlib.contextmanager

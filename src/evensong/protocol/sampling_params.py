@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
 from evensong.protocol.errors import RequestError
+from evensong.protocol.extra_args import checked_extra_args
 from evensong.protocol.structured import StructuredOutputsParams, structured_outputs
 from evensong.protocol.text import has_lone_surrogate
 
@@ -58,11 +60,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     `logprobs=k` returns the sampled token's raw log-probability and the k best, `prompt_logprobs=k` the same for each
     token of the prompt but the first; `truncate_prompt_tokens=k` keeps the last k tokens of the prompt, -1 as many as
     leave room for max_tokens; `seed=None` draws one, which the response reports. `max_tokens=None` means as many as the
-    context length allows. Only `allowed_token_ids` are sampled where they are given, and no token that would complete
-    one of `bad_words`. `logprob_token_ids` get a log-probability at each position, beside the sampled token and the
-    best ones. `skip_reading_prefix_cache=True` computes the whole prompt. `structured_outputs` says what the output
-    must look like. `thinking_token_budget=k` lets a model reason for at most k tokens, where the server knows how its
-    reasoning ends.
+    context length allows, 0 (with `prompt_logprobs` only) that nothing is generated. Only `allowed_token_ids` are
+    sampled where they are given, and no token that would complete one of `bad_words`. `logprob_token_ids` get a
+    log-probability at each position, beside the sampled token and the best ones. `skip_reading_prefix_cache=True`
+    computes the whole prompt. `structured_outputs` says what the output must look like. `thinking_token_budget=k` lets
+    a model reason for at most k tokens, where the server knows how its reasoning ends. `extra_args` are what the
+    engine's logits processors are told (sampling/processor.py).
     """
 
     n: int = 1
@@ -98,6 +101,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     repetition_detection: RepetitionDetectionParams | None = None
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
+    extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.stop = _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
@@ -114,6 +118,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
         self.logprob_token_ids = _token_ids("logprob_token_ids", self.logprob_token_ids) or None
         self.repetition_detection = _repetition_detection(self.repetition_detection)
         self.structured_outputs = structured_outputs(self.structured_outputs)
+        self.extra_args = checked_extra_args(self.extra_args)
         self._check_numbers()
         self._check_lengths()
 
@@ -159,7 +164,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, array_like=True):
     def _check_lengths(self) -> None:
         _integer("n", self.n, 1, INT64_MAX)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, INT64_MAX)
+            # Scoring a prompt needs no output; anything else would be a request for nothing.
+            _integer("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, INT64_MAX)
         _integer("min_tokens", self.min_tokens, 0, INT64_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(

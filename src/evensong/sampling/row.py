@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,12 +17,20 @@ Int64 = np.ndarray[Any, np.dtype[np.int64]]
 Bitmask = np.ndarray[Any, np.dtype[np.uint32]]
 
 
+class RowProcessor(Protocol):
+    """An operator's own step (sampling/processors.py)."""
+
+    def apply(self, row: SamplingRow, logits: Float32) -> str | None:
+        """Changes `logits` [vocab_size] in place; returns what went wrong."""
+
+
 @dataclass(frozen=True)
 class SamplingRow:
     """One request at the position that is to be sampled: its settings and its tokens so far.
 
     `changes_logits`: whether a step of the sampler changes its logits before a token is drawn; None: not worked out.
-    `constrained`: a mask may come for it, while the model runs; `bitmask` [num_words] is that mask.
+    `constrained`: a mask may come for it, while the model runs; `bitmask` [num_words] is that mask. `processors` are
+    the logits processors that act on it, in order.
     """
 
     params: SamplingParams
@@ -32,6 +40,7 @@ class SamplingRow:
     changes_logits: bool | None = None
     constrained: bool = False
     bitmask: Bitmask | None = None
+    processors: tuple[RowProcessor, ...] = ()
 
     @property
     def position(self) -> int:

@@ -56,8 +56,12 @@ def sample_row(raw: Float32, row: SamplingRow, draws: Draws) -> Sampled:
     best = _best(raw)
     logits = raw
     steps = [step for step in LOGIT_STEPS if step.wanted(params)]
-    if (steps or row.bitmask is not None) and best is not None:
+    if (steps or row.processors or row.bitmask is not None) and best is not None:
         logits = raw.copy()
+        # First, so that what the steps forbid stays forbidden.
+        for processor in row.processors:
+            if (fault := processor.apply(row, logits)) is not None:
+                return Sampled(-1, error=fault)
         with np.errstate(over="ignore", invalid="ignore"):
             for step in steps:
                 step.apply(row, logits)

@@ -91,7 +91,7 @@ def check_fits(request: Request, limits: SchedulerLimits, pool_tokens: int | Non
     most = limits.max_model_len
     if source.params.max_tokens is not None:
         most = min(most, request.num_prompt_tokens + source.params.max_tokens)
-        if request.num_output_tokens >= source.params.max_tokens:
+        if request.num_output_tokens >= max(source.params.max_tokens, 1):
             raise RequestError(
                 f"the request comes with {request.num_output_tokens} tokens of output, and max_tokens is "
                 f"{source.params.max_tokens}: there is nothing left to do",

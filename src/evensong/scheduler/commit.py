@@ -85,6 +85,9 @@ def end_without_token(request: Request, output: ModelOutput) -> EngineCoreOutput
     if request.request_id in output.errors:
         error = ErrorBody(output.errors[request.request_id], 500, "internal_error")
         return final_output(request, FinishReason.ERROR, error)
+    if request.source.params.max_tokens == 0:
+        # Only the prompt was to be scored; what its last position would go on with is dropped.
+        return final_output(request, FinishReason.LENGTH)
     if request.request_id in output.exhausted:
         return final_output(request, FinishReason.STOP, stop_reason=NO_TOKEN_ALLOWED)
     return None

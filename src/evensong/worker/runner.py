@@ -9,6 +9,7 @@ import numpy as np
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import PromptScores
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+from evensong.sampling.processors import NO_PROCESSORS, Processors
 from evensong.sampling.row import Bitmask
 from evensong.sampling.sampler import Sampled
 from evensong.worker.batch import Batch, build_batch
@@ -20,10 +21,10 @@ from evensong.worker.slots import SlotTable
 class Runner:
     """One device and its requests. `execute` and `sample` alternate, one of each a step."""
 
-    def __init__(self, device: Device, kv_cache: KVCacheConfig) -> None:
+    def __init__(self, device: Device, kv_cache: KVCacheConfig, processors: Processors = NO_PROCESSORS) -> None:
         self._device = device
         self._kv_cache = kv_cache
-        self._slots = SlotTable(len(kv_cache.groups))
+        self._slots = SlotTable(len(kv_cache.groups), processors)
         self._plan: SchedulerOutput | None = None
         self._wanted: list[Wanted] = []
         self._runs = False

@@ -9,6 +9,7 @@ import numpy as np
 
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import NewRequestData, SchedulerOutput
+from evensong.sampling.processors import NO_PROCESSORS, LoadedProcessor, Processors
 from evensong.sampling.row import SamplingRow
 from evensong.sampling.sampler import changes_logits
 from evensong.worker.block_table import BlockTable
@@ -29,12 +30,14 @@ class Slot:
         num_computed_tokens: int,
         prompt_logprobs_delivered: int = 0,
         num_groups: int = 1,
+        processors: tuple[LoadedProcessor, ...] = (),
     ) -> None:
         self.params = params
         self.eos_token_ids = list(eos_token_ids)
         self.blocks = BlockTable(block_ids, num_groups)
         self.num_computed_tokens = num_computed_tokens
-        self._changes_logits = changes_logits(params)
+        self._processors = processors
+        self._changes_logits = bool(processors) or changes_logits(params)
         self._constrained = params.structured_outputs is not None or params.thinking_token_budget is not None
         self._num_prompt_tokens = len(prompt_token_ids)
         # Row i of the prompt gives the log-probability of token i + 1; the last one samples.
@@ -70,14 +73,23 @@ class Slot:
     def sampling_row(self) -> SamplingRow:
         """What the sampler needs to know of this request."""
         prompt, output = self.tokens[: self._num_prompt_tokens], self.tokens[self._num_prompt_tokens :]
-        return SamplingRow(self.params, prompt, output, self.eos_token_ids, self._changes_logits, self._constrained)
+        return SamplingRow(
+            self.params,
+            prompt,
+            output,
+            self.eos_token_ids,
+            self._changes_logits,
+            self._constrained,
+            processors=self._processors,
+        )
 
 
 class SlotTable:
     """Slots by request id, each with a table of blocks in `num_groups` layer groups."""
 
-    def __init__(self, num_groups: int = 1) -> None:
+    def __init__(self, num_groups: int = 1, processors: Processors = NO_PROCESSORS) -> None:
         self._num_groups = num_groups
+        self._processors = processors
         self._slots: dict[str, Slot] = {}
 
     def __getitem__(self, request_id: str) -> Slot:
@@ -92,7 +104,7 @@ class SlotTable:
             # A request that was preempted before this rank saw it has no slot yet.
             self._slots.pop(request_id, None)
         for new in plan.new_requests:
-            self._slots[new.request_id] = _slot_of(new, self._num_groups)
+            self._slots[new.request_id] = _slot_of(new, self._num_groups, self._processors)
         cached = plan.cached_requests
         for request_id, blocks, computed in zip(
             cached.request_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -102,7 +114,7 @@ class SlotTable:
             slot.num_computed_tokens = computed
 
 
-def _slot_of(new: NewRequestData, num_groups: int) -> Slot:
+def _slot_of(new: NewRequestData, num_groups: int, processors: Processors) -> Slot:
     return Slot(
         prompt_token_ids=new.prompt_token_ids,
         output_token_ids=new.output_token_ids,
@@ -112,4 +124,5 @@ def _slot_of(new: NewRequestData, num_groups: int) -> Slot:
         num_computed_tokens=new.num_computed_tokens,
         prompt_logprobs_delivered=new.prompt_logprobs_delivered,
         num_groups=num_groups,
+        processors=processors.chosen(new.params),
     )

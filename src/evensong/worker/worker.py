@@ -9,6 +9,8 @@ from evensong.config.sections import EngineConfig
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+from evensong.sampling.processor import ProcessorConfig
+from evensong.sampling.processors import load_processors
 from evensong.sources.model_config import load_model_description
 from evensong.sources.resolve import resolve_model
 from evensong.sources.tokenizer import load_tokenizer
@@ -45,6 +47,11 @@ class Worker:
             self._device.load(ModelFiles(source, self._description, digest.result), show)
             self._num_token_ids = min(tokenizer.result().vocab_size, self._description.vocab_size)
             self._digest = digest.result()
+        self._processors = load_processors(
+            model.logits_processors, ProcessorConfig(model.model, self._num_token_ids, tokenizer.result())
+        )
+        # Called by name for each request: raises RequestError for settings that a processor refuses.
+        self.check_request = self._processors.check
         # `execute_model` then only hands a step to threads of the device's own, and `sample_tokens` waits.
         self.steps_run_elsewhere = self._device.steps_run_elsewhere
         # Memory that was asked for in bytes is taken while there is time; the default is a limit, and stays one.
@@ -71,7 +78,7 @@ class Worker:
         """Allocates the KV cache and runs the first step, which is slower than those that follow."""
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._device.prepare(kv_cache, max_model_len, self._num_token_ids)
-        self._runner = Runner(self._device, kv_cache)
+        self._runner = Runner(self._device, kv_cache, self._processors)
         self._runner.warm_up(1)
 
     def measure_token_rate(self) -> float:
@@ -92,6 +99,7 @@ class Worker:
             "rope": ", ".join(sorted({str(rope) for rope in self._description.layer_ropes})),
             "tensor_parallel_size": "1",
             **self._device.describe(),
+            **self._processors.describe(),
         }
 
     def get_rank(self) -> int:

@@ -16,6 +16,7 @@ from evensong.engine.core.compiling import Compiling
 from evensong.engine.core.deadlines import Deadlines
 from evensong.engine.core.gate import Gate
 from evensong.engine.core.plugins import load_general_plugins
+from evensong.engine.core.request_checks import RequestChecks
 from evensong.engine.core.startup import initialize_kv_caches
 from evensong.executor.base import Executor
 from evensong.kvcache.manager import KVCacheManager
@@ -95,6 +96,7 @@ class EngineCore:
             self.deadlines = Deadlines(config.scheduler.request_timeout, config.scheduler.queue_timeout)
             self.progress = progress or ProgressPage()
             self.executor.watch_progress(self.progress)
+            self.checks = RequestChecks(self.executor, resources)
             self.gate = Gate(self.scheduler, self.progress)
         except BaseException:
             self.executor.shutdown()
@@ -126,6 +128,7 @@ class EngineCore:
         return answers
 
     def _add(self, request: EngineCoreRequest) -> Admission | None:
+        self.checks.check(request.params)
         if not needs_grammar(request):
             admission = self.scheduler.add_request(request)
             self.deadlines.watch(self.scheduler.requests[request.request_id])

@@ -141,7 +141,12 @@ class InputProcessor:
             return None
         if phase is None:
             phase = self._reasoning.phase(text or self.tokenizer.decode(token_ids[-_END_TOKENS:], False))
-        return self._reasoning.spec(phase, self.tokenizer)
+        spec = self._reasoning.spec(phase, self.tokenizer)
+        if spec is not None and len(spec.start_token_ids) > 1 and params.structured_outputs is not None:
+            # Its first token may begin what the grammar wants too ("<" of <tool_call>), and a vocabulary without a
+            # token for the marker is that of a model that does not reason.
+            return None
+        return spec
 
     def _tokens_to_keep(self, params: SamplingParams) -> int | None:
         """How many tokens of a longer prompt are kept, its last ones; None where none may be cut off."""

@@ -146,7 +146,10 @@ class OutputProcessor:
         state.num_to_admit -= 1
         if state.num_to_admit == 0:
             state.sink.admitted()
-        return len(state.processed.prompt_token_ids) if entry.choice.index == 0 else 0
+        request = entry.choice.request
+        # A prompt that comes again with some output was counted before.
+        counts = entry.choice.index == 0 and not request.output_token_ids
+        return len(request.prompt_token_ids) if counts else 0
 
     def _output(self, entry: _Entry, output: EngineCoreOutput, result: Processed) -> int:
         state, choice = entry.state, entry.choice

@@ -20,7 +20,8 @@ class ChoiceState:
         self.index = index
         self.request = request
         self.text = ""
-        self.token_ids: list[int] = []
+        # Those that it came with are here already; their log-probabilities are with whoever sent them.
+        self.token_ids = list(request.output_token_ids)
         self.logprobs: SampleLogprobs | None = None if params.num_logprobs is None else []
         self.cumulative_logprob = 0.0
         self.finish_reason: str | None = None
@@ -31,7 +32,7 @@ class ChoiceState:
         self._include_stop = params.include_stop_str_in_output
         self._stops = StopStrings(params.stop_strings, self._include_stop)
         self._sent_text = 0
-        self._sent_tokens = 0
+        self._sent_tokens = len(self.token_ids)
 
     @property
     def finished(self) -> bool:
@@ -90,6 +91,7 @@ class ChoiceState:
         """The choice as users see it: whole, or what came since the last call with `delta`."""
         text_from = self._sent_text if delta else 0
         tokens_from = self._sent_tokens if delta else 0
+        num_given = len(self.request.output_token_ids)
         if delta:
             self._sent_text, self._sent_tokens = len(self.text), len(self.token_ids)
         return CompletionOutput(
@@ -97,7 +99,7 @@ class ChoiceState:
             text=self.text[text_from:],
             token_ids=self.token_ids[tokens_from:],
             cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
-            logprobs=None if self.logprobs is None else self.logprobs[tokens_from:],
+            logprobs=None if self.logprobs is None else self.logprobs[max(tokens_from - num_given, 0) :],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             seed=self.request.params.seed,

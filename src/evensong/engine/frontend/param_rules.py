@@ -11,7 +11,7 @@ from evensong.sources.tokenizer import Tokenizer
 
 
 class ParamRules:
-    """For one model. Token ids run to `num_token_ids`; `eos_token_ids` end an output."""
+    """For one model. Token ids run to `num_token_ids`; `eos_token_ids` end an output; `max_n` bounds its choices."""
 
     def __init__(
         self, tokenizer: Tokenizer, num_token_ids: int, eos_token_ids: Sequence[int], max_logprobs: int, max_n: int
@@ -20,7 +20,7 @@ class ParamRules:
         self._tokenizer = tokenizer
         self._eos_token_ids = list(eos_token_ids)
         self._max_logprobs = max_logprobs
-        self._max_n = max_n
+        self.max_n = max_n
 
     def resolve(self, given: SamplingParams) -> SamplingParams:
         """A copy with what depends on the model. Raises RequestError for settings that it cannot serve."""
@@ -28,8 +28,8 @@ class ParamRules:
             raise RequestError(f"sampling_params must be SamplingParams, got {given!r:.60}", param="sampling_params")
         # Checked again: a user may have set a field of the original to anything since it was made.
         params = given.clone()
-        if params.n > self._max_n:
-            raise RequestError(f"n must be at most {self._max_n}, got {params.n}", param="n")
+        if params.n > self.max_n:
+            raise RequestError(f"n must be at most {self.max_n}, got {params.n}", param="n")
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(params, name)) is not None and count > self._max_logprobs:
                 raise RequestError(f"{name} must be at most {self._max_logprobs}, got {count}", param=name)

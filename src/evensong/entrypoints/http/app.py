@@ -28,6 +28,8 @@ from evensong.entrypoints.http.forms_described import (
     TokenizeAnswer,
     VersionAnswer,
 )
+from evensong.entrypoints.http.messages.errors import MessageErrors
+from evensong.entrypoints.http.messages.routes import add_messages
 from evensong.entrypoints.http.middleware import (
     WARNING_HEADER,
     ApiKeys,
@@ -37,6 +39,7 @@ from evensong.entrypoints.http.middleware import (
     cors_options,
 )
 from evensong.entrypoints.http.openapi import describe_app, described, described_body, object_of
+from evensong.entrypoints.http.responses.routes import add_responses
 from evensong.entrypoints.http.schemas import ChatForm, CompletionForm, DetokenizeForm, Form, TokenizeForm
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import EvensongError
@@ -59,6 +62,7 @@ def create_app(state: ServerState) -> FastAPI:
     # From the inside to the outside: what adds headers sees every response, refusals and failures too.
     app.add_middleware(Failures)
     app.add_middleware(ApiKeys, keys=config.api_key, metrics_open=config.metrics_no_auth)
+    app.add_middleware(MessageErrors)
     if config.allowed_origins:
         app.add_middleware(Cors, **cors_options(config))  # type: ignore[arg-type]  # one dict for all kinds
     traces = state.engine_config.observability.otlp_traces_endpoint is not None
@@ -67,6 +71,8 @@ def create_app(state: ServerState) -> FastAPI:
     _add_health(app, state)
     _add_information(app, state)
     _add_generation(app, state)
+    add_responses(app, state, _run)
+    add_messages(app, state, _run)
     _add_tokenizing(app, state)
     add_control(app, state)
     describe_app(app, with_keys=bool(config.api_key))

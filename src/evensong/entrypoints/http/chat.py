@@ -36,7 +36,11 @@ class _ChoiceMaker:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._form = turn.form
-        self._names = TokenNames(turn.job.engine.front.texts, as_ids=bool(self._form.return_tokens_as_token_ids))
+        self._names = TokenNames(
+            turn.job.engine.front.texts,
+            as_ids=bool(self._form.return_tokens_as_token_ids),
+            shown=turn.job.options["shown_token_ids"],
+        )
         self._parsers: dict[int, ChoiceParser] = {}
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
 
@@ -68,7 +72,7 @@ class _ChoiceMaker:
     ) -> dict[str, Any]:
         if output.prompt_logprobs is not None and self.prompt_logprobs is None:
             self.prompt_logprobs = prompt_logprobs_form(output.prompt_logprobs, self._form.prompt_logprobs or 0)
-        logprobs = chat_logprobs(choice.logprobs, self._form.top_logprobs or 0, self._names)
+        logprobs = chat_logprobs(choice, self._turn.job.params, self._names)
         fields = {"index": choice.index, **content, "logprobs": logprobs, **ending(choice)}
         fields["finish_reason"] = self._turn.finish_reason(choice.finish_reason, parser)
         if self._form.return_token_ids:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from evensong.engine.frontend.input_processor import Prompt
+from evensong.entrypoints.http.beam_search import check_beam_fields, make_job
 from evensong.entrypoints.http.forms_out import (
     Envelope,
+    TextOffsets,
     TokenNames,
     Usage,
     completion_logprobs,
@@ -22,15 +25,16 @@ from evensong.entrypoints.http.schemas import CompletionForm
 from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import RequestError
-from evensong.protocol.request_output import CompletionOutput, PromptLogprobs, RequestOutput
+from evensong.protocol.request_output import CompletionOutput, RequestOutput
+
+# Log-probabilities of prompts that the choices of one request may repeat, where there are several.
+MAX_ECHOED_LOGPROBS = 400_000
 
 
 async def create_completion(request: Request, state: ServerState, form: CompletionForm, request_id: str) -> Response:
     """The text that follows each prompt; choices are numbered prompt by prompt."""
     engine = state.require_engine(form.model)
-    if form.echo and form.logprobs is not None and (form.n or 1) > 1:
-        # Each choice would hold the log-probabilities of the whole prompt.
-        raise RequestError("echo with logprobs needs n=1", param="n")
+    check_beam_fields(form)
     defaults = engine.front.sampling_defaults
     params = await form.resolve(
         defaults,
@@ -49,11 +53,32 @@ async def create_completion(request: Request, state: ServerState, form: Completi
         raise RequestError(
             f"{len(prompts)} prompts with n={params.n} are more than the {most} requests that may wait", param="n"
         )
-    job = Job(engine, form.request_id or request_id, prompts, params, options, only_scores=form.only_scores)
+    if form.use_beam_search and form.echo and form.logprobs is not None:
+        raise RequestError("echo with logprobs cannot be used with use_beam_search", param="echo")
+    job = make_job(form, engine, form.request_id or request_id, prompts, params, options)
+    job.check = _check_of(form)
     maker = _ChoiceMaker(form, job)
     if form.stream:
         return await respond_stream(state, job, _chunks(state, form, job, maker))
     return await respond_whole(request, state, job, lambda: _whole(state, job, maker))
+
+
+def _check_of(form: CompletionForm) -> Callable[[Job], None] | None:
+    """What can only be refused once the prompts' lengths are known: a long echo, repeated in many choices."""
+    if not form.echo or form.logprobs is None:
+        return None
+    per_token = form.logprobs + 1
+
+    def check(job: Job) -> None:
+        echoed = job.num_prompt_tokens * job.params.n * per_token
+        if job.params.n > 1 and echoed > MAX_ECHOED_LOGPROBS:
+            raise RequestError(
+                f"echo would repeat {job.num_prompt_tokens} tokens, with {per_token} log-probabilities each, in "
+                f"{job.params.n} choices: over {MAX_ECHOED_LOGPROBS} log-probabilities",
+                param="n",
+            )
+
+    return check
 
 
 def _prompts(prompt: str | list[Any], most: int) -> list[Prompt]:
@@ -69,19 +94,30 @@ def _prompts(prompt: str | list[Any], most: int) -> list[Prompt]:
     return list(prompt)
 
 
+@dataclass
+class _Echo:
+    """A prompt as its choices repeat it; `num_left` of them have still to."""
+
+    text: str
+    logprobs: dict[str, Any] | None
+    num_left: int
+
+
 class _ChoiceMaker:
-    """Makes choice objects; remembers how long the tokens of each choice were, for the text offsets."""
+    """Makes choice objects; remembers where the text of each choice has got to, and what each prompt's echo holds."""
 
     def __init__(self, form: CompletionForm, job: Job) -> None:
         self._form = form
         self._job = job
         self._names = TokenNames(job.engine.front.texts, as_ids=bool(form.return_tokens_as_token_ids))
-        self._offsets: dict[int, int] = {}
+        self._skip = form.skip_special_tokens is not False
+        self._offsets: dict[int, TextOffsets] = {}
         self._shown_prompts: set[int] = set()
+        self._echoes: dict[int, _Echo] = {}
 
     def __call__(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._job.params.n + choice.index
-        fields = {"index": index, **self._text(index, output, choice), **ending(choice)}
+        fields = {"index": index, **self._text(prompt_index, output, choice), **ending(choice)}
         if self._form.return_token_ids:
             fields["token_ids"] = choice.token_ids
         if prompt_index not in self._shown_prompts:
@@ -92,27 +128,43 @@ class _ChoiceMaker:
                 fields["prompt_logprobs"] = prompt_logprobs_form(output.prompt_logprobs, self._form.prompt_logprobs)
         return fields
 
-    def _text(self, index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    def _text(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         """Text and logprobs. With `echo` the prompt is part of a choice, and comes with its first tokens."""
-        text, token_ids = choice.text, choice.token_ids
-        positions: PromptLogprobs | None = None if self._form.logprobs is None else [*(choice.logprobs or ())]
-        if self._form.echo and index not in self._offsets:
-            text = self._prompt_text(output) + text
-            token_ids = output.prompt_token_ids + token_ids
-            if positions is not None:
-                # A request that was ended before its prompt was computed has none.
-                unknown: PromptLogprobs = [None] * len(output.prompt_token_ids)
-                positions = [*(output.prompt_logprobs or unknown), *positions]
-        offset = self._offsets.get(index, 0)
-        logprobs = completion_logprobs(positions, token_ids, offset, self._form.logprobs or 0, self._names)
+        index = prompt_index * self._job.params.n + choice.index
+        echo = self._echo(prompt_index, output) if self._form.echo and index not in self._offsets else None
         # Tokens count, not text that was shown: text may be held back, and offsets must not depend on where chunks end.
-        self._offsets[index] = offset + sum(len(self._names.texts.text_of(i)) for i in token_ids) if logprobs else 0
+        offsets = self._offsets.setdefault(index, TextOffsets(self._names.texts, self._skip, echo.text if echo else ""))
+        text = choice.text if echo is None else echo.text + choice.text
+        if self._form.logprobs is None:
+            return {"text": text, "logprobs": None}
+        starts = offsets.of(choice.token_ids)
+        logprobs = completion_logprobs(
+            choice.logprobs or [], choice.token_ids, starts, self._form.logprobs, self._names
+        )
+        if echo is not None and echo.logprobs is not None:
+            logprobs = {name: [*echo.logprobs[name], *own] for name, own in logprobs.items()}
         return {"text": text, "logprobs": logprobs}
+
+    def _echo(self, prompt_index: int, output: RequestOutput) -> _Echo:
+        """What a choice repeats of its prompt: made once, and let go with the last choice."""
+        echo = self._echoes.get(prompt_index)
+        if echo is None:
+            echo = self._echoes[prompt_index] = _Echo(self._prompt_text(output), None, self._job.params.n)
+            if self._form.logprobs is not None:
+                token_ids = output.prompt_token_ids
+                # A request that was ended before its prompt was computed has none.
+                positions = output.prompt_logprobs or [None] * len(token_ids)
+                starts = TextOffsets(self._names.texts, self._skip).of(token_ids)
+                echo.logprobs = completion_logprobs(positions, token_ids, starts, self._form.logprobs, self._names)
+        echo.num_left -= 1
+        if echo.num_left == 0:
+            del self._echoes[prompt_index]
+        return echo
 
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None and self._form.truncate_prompt_tokens is None:
             return output.prompt
-        return self._names.texts.tokenizer.decode(output.prompt_token_ids, self._form.skip_special_tokens is not False)
+        return self._names.texts.tokenizer.decode(output.prompt_token_ids, self._skip)
 
 
 def _envelope(state: ServerState, job: Job) -> Envelope:

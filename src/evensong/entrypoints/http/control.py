@@ -22,7 +22,7 @@ from evensong.protocol.errors import RequestError
 
 MAX_TIMEOUT = 86400.0
 # What the `id` of a response has before the request's own id.
-_PREFIXES = ("chatcmpl-", "cmpl-")
+_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
 class AbortForm(BaseModel):

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-import math
+import codecs
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import msgspec
 
 from evensong.engine.frontend.detokenizer import TokenTexts
 from evensong.protocol.request_output import CompletionOutput, Logprob, PromptLogprobs, RequestOutput, SampleLogprobs
+from evensong.protocol.sampling_params import SamplingParams
+
+
+def encode(value: Any) -> bytes:
+    """JSON. Integers of any size may stand in what a caller sent and gets back."""
+    try:
+        return msgspec.json.encode(value)
+    except OverflowError:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_raw).encode()
+
+
+def _raw(value: Any) -> Any:
+    return json.loads(bytes(value))
+
+
+def sse(event: dict[str, Any]) -> bytes:
+    """A server-sent event under its own name, which is its type."""
+    return b"event: " + str(event["type"]).encode() + b"\ndata: " + encode(event) + b"\n\n"
 
 
 class Usage:
@@ -78,29 +99,114 @@ def ending(choice: CompletionOutput) -> dict[str, Any]:
 
 
 class TokenNames:
-    """How tokens are shown in log-probabilities: by their text, or as `token_id:N` where the request asks for that."""
+    """How tokens are shown in log-probabilities: by their text, or as `token_id:N` where the request asks for that.
 
-    def __init__(self, texts: TokenTexts, *, as_ids: bool) -> None:
+    `shown` are special tokens that the output's text shows all the same.
+    """
+
+    def __init__(self, texts: TokenTexts, *, as_ids: bool, shown: frozenset[int] = frozenset()) -> None:
         self.texts = texts
+        self.shown = shown
         self._as_ids = as_ids
 
     def name_of(self, token_id: int) -> str:
         """What stands for a token."""
-        return f"token_id:{token_id}" if self._as_ids else self.texts.text_of(token_id)
+        return _id_name(token_id) if self._as_ids else self.texts.text_of(token_id)
+
+    def exact_name_of(self, token_id: int) -> str:
+        """The same where no bytes stand beside it: part of a character is shown by its bytes, as OpenAI does."""
+        if not self._as_ids:
+            token_bytes = self.texts.bytes_of(token_id)
+            try:
+                return token_bytes.decode()
+            except UnicodeDecodeError:
+                return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+        return _id_name(token_id)
+
+    def by_name(self, items: Iterable[tuple[int, Logprob]]) -> dict[str, float]:
+        """Log-probabilities by `exact_name_of`; of several tokens with one text the later ones are shown by id."""
+        named: dict[str, float] = {}
+        for token_id, item in items:
+            name = self.exact_name_of(token_id)
+            named[_id_name(token_id) if name in named else name] = _finite(item.logprob)
+        return named
 
 
-def chat_logprobs(logprobs: SampleLogprobs | None, num_top: int, names: TokenNames) -> dict[str, Any] | None:
-    """Chat's logprobs object: one entry a token, with its `num_top` best alternatives."""
-    if logprobs is None:
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
+
+
+class TextOffsets:
+    """Where each token of a text begins, in characters; one that goes on with a character begins where that does.
+
+    `before` comes first in the text. What a stop string cut off counts, as its tokens are there.
+    """
+
+    def __init__(self, texts: TokenTexts, skip_special_tokens: bool, before: str = "") -> None:
+        self._texts = texts
+        self._hidden = texts.tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._length = len(before)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, token_ids: Iterable[int]) -> list[int]:
+        """The offsets of the next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            own = b"" if token_id in self._hidden else self._texts.bytes_of(token_id)
+            if own and not self._goes_on(own):
+                # What was begun is no character: it shows as U+FFFD before this token.
+                self._length += len(self._decoder.decode(b"", final=True))
+            offsets.append(self._length)
+            self._length += len(self._decoder.decode(own))
+        return offsets
+
+    def _goes_on(self, own: bytes) -> bool:
+        """False where a character was begun and these bytes are not more of it."""
+        begun = self._decoder.getstate()[0]
+        if not begun:
+            return True
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(begun + own[:1])
+        except UnicodeDecodeError:
+            return False
+        return True
+
+
+def chat_logprobs(choice: CompletionOutput, params: SamplingParams, names: TokenNames) -> dict[str, Any] | None:
+    """Chat's logprobs object: one entry a token of the choice, with its best alternatives, and those asked for by id.
+
+    A token that the text leaves out (a special one, or the one that ended it) has empty `bytes`: joined, they are the
+    text, and what a stop string cut off it.
+    """
+    if choice.logprobs is None:
         return None
     content = []
-    for position in logprobs:
+    for position in choice.logprobs:
         (token_id, sampled), *_ = position.items()
-        best = sorted(position.items(), key=lambda item: item[1].rank or math.inf)
         entry = _chat_entry(token_id, sampled.logprob, names)
-        entry["top_logprobs"] = [_chat_entry(i, item.logprob, names) for i, item in best if (item.rank or 0) <= num_top]
+        if params.skip_special_tokens and token_id in names.texts.tokenizer.special_ids and token_id not in names.shown:
+            entry["bytes"] = []
+        entry["top_logprobs"] = [_chat_entry(i, one.logprob, names) for i, one in _best(position, params.logprobs or 0)]
         content.append(entry)
+    stopped_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
+    if content and stopped_by_token and not params.include_stop_str_in_output:
+        content[-1]["bytes"] = []
     return {"content": content}
+
+
+def _best(position: dict[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
+    """The `count` best tokens in order, then those that were asked for by id.
+
+    The sampled token stands first in `position`, and among the best only if one of their ranks is missing: a tie gives
+    it the rank of another.
+    """
+    first, *others = position.items()
+    asked = [item for item in others if item[1].rank is None]
+    best = [item for item in others if item[1].rank is not None and item[1].rank <= count]
+    missing = next((rank for rank, item in enumerate(best, 1) if item[1].rank != rank), len(best) + 1)
+    if missing <= count and (first[1].rank or 0) <= missing:
+        best.insert(missing - 1, first)
+    return best + asked
 
 
 def _chat_entry(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:
@@ -114,33 +220,25 @@ def _finite(logprob: float) -> float:
 
 
 def completion_logprobs(
-    logprobs: PromptLogprobs | SampleLogprobs | None,
+    logprobs: PromptLogprobs | SampleLogprobs,
     token_ids: list[int],
-    offset: int,
+    offsets: list[int],
     num_top: int,
     names: TokenNames,
-) -> dict[str, Any] | None:
-    """Completions' logprobs object for `token_ids`: parallel lists; text offsets count from `offset` characters.
+) -> dict[str, list[Any]]:
+    """Completions' logprobs object for `token_ids`, which begin at these `offsets`: parallel lists.
 
     The first token of a prompt has no log-probability: null stands there.
     """
-    if logprobs is None:
-        return None
-    offsets = []
-    for token_id in token_ids:
-        offsets.append(offset)
-        offset += len(names.texts.text_of(token_id))
+    shown = [None if position is None else _shown(position, num_top) for position in logprobs]
     return {
-        "tokens": [names.name_of(token_id) for token_id in token_ids],
+        "tokens": [names.exact_name_of(token_id) for token_id in token_ids],
         "token_logprobs": [
             None if position is None else _finite(position[token_id].logprob)
             for token_id, position in zip(token_ids, logprobs, strict=True)
         ],
         "top_logprobs": [
-            {names.name_of(i): _finite(item.logprob) for i, item in _shown(position, num_top)}
-            if position is not None and (num_top or len(position) > 1)
-            else None
-            for position in logprobs
+            names.by_name(items) if items is not None and (num_top or len(items) > 1) else None for items in shown
         ],
         "text_offset": offsets,
     }

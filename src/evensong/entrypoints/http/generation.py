@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from evensong.engine.async_llm import AsyncLLM, RequestStream
 from evensong.engine.frontend.input_processor import Prompt
 from evensong.entrypoints.http.errors import of_exception
-from evensong.entrypoints.http.forms_out import Envelope, Usage
+from evensong.entrypoints.http.forms_out import Envelope, Usage, encode
 from evensong.entrypoints.http.service import in_time
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import EvensongError, RequestError
@@ -29,13 +29,14 @@ logger = get_logger(__name__)
 T = TypeVar("T")
 # The status that proxies give to a request whose client has gone.
 CLIENT_LEFT = 499
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # (prompt index, output, choice) -> the choice's object.
 MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
 
 
 @dataclass
 class Job:
-    """One HTTP request for tokens. With `only_scores` the one token that the engine must make is not shown.
+    """One HTTP request for tokens. `check` sees it once every prompt is tokenized, and may still refuse it.
 
     `grammar_of` is the request's field of which its structured_outputs were made, where it did not bring them.
     """
@@ -45,24 +46,34 @@ class Job:
     prompts: list[Prompt]
     params: SamplingParams
     options: dict[str, Any] = field(default_factory=dict)
-    only_scores: bool = False
+    check: Callable[[Job], None] | None = None
     grammar_of: str | None = None
     streams: list[RequestStream] = field(default_factory=list)
 
     async def start(self) -> None:
         """Every prompt is admitted; raises what the first refused one was refused with, and leaves nothing running."""
-        names = [self.request_id]
-        if len(self.prompts) > 1:
-            names = [f"{self.request_id}-{index}" for index in range(len(self.prompts))]
-        # All at once: an admission is answered between two steps, and each would wait for a step of its own.
-        tasks = [
-            asyncio.ensure_future(self.engine.start(prompt, self.params, name, **self.options))
-            for prompt, name in zip(self.prompts, names, strict=True)
+        starts = [
+            self.engine.start(prompt, self.params, name, **self.options)
+            for prompt, name in zip(self.prompts, self.names(), strict=True)
         ]
+        await self._start_all(starts)
+
+    def names(self) -> list[str]:
+        """A request id for each prompt."""
+        if len(self.prompts) == 1:
+            return [self.request_id]
+        return [f"{self.request_id}-{index}" for index in range(len(self.prompts))]
+
+    async def _start_all(self, starts: Sequence[Coroutine[Any, Any, RequestStream]]) -> None:
+        """All at once: an admission is answered between two steps, and each would wait for a step of its own."""
+        self.streams = []
+        tasks = [asyncio.ensure_future(start) for start in starts]
         try:
             # In the order of the prompts, so that the same bad request gets the same answer.
             for task in tasks:
                 self.streams.append(await self._named(task))
+            if self.check is not None:
+                self.check(self)
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -88,6 +99,15 @@ class Job:
         for stream in self.streams:
             await self.engine.stop(stream)
 
+    def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of all prompts as they come, each with its prompt's index."""
+        return _as_they_come(self)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(stream.state.processed.prompt_token_ids) for stream in self.streams if stream.state is not None)
+
     @property
     def seed(self) -> int | None:
         """The seed of the first choice, drawn here where the request had none."""
@@ -105,7 +125,7 @@ async def respond_whole(
         # Nobody reads the second one; the status is for whoever counts responses.
         if form is None:
             return Response(status_code=CLIENT_LEFT)
-        return Response(msgspec.json.encode(form), media_type="application/json")
+        return Response(encode(form), media_type="application/json")
     finally:
         await job.stop()
         state.leave()
@@ -118,23 +138,37 @@ async def _whole(job: Job, collect: Callable[[], Coroutine[Any, Any, dict[str, A
 
 async def respond_stream(state: ServerState, job: Job, events: AsyncIterator[dict[str, Any]]) -> Response:
     """Starts the job; the stream, and with it the status line, begins once every prompt is admitted."""
+    return await respond_bytes(state, job, _sse(job, events))
+
+
+async def respond_bytes(
+    state: ServerState, job: Job, body: AsyncIterator[bytes], ended: Callable[[], None] | None = None
+) -> Response:
+    """`respond_stream` for events that are bytes already; `ended` is called once they are sent, or the client left."""
     state.enter()
     try:
         await job.start()
     except BaseException:
         state.leave()
         raise
-    return JobStream(state, job, events)
+    return JobStream(state, job, body, ended)
+
+
+def event_stream(body: AsyncIterator[bytes]) -> StreamingResponse:
+    """A stream of server-sent events."""
+    return StreamingResponse(body, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
 class JobStream(StreamingResponse):
     """Server-sent events of a job. However the response ends, or if it never begins, the job ends with it."""
 
-    def __init__(self, state: ServerState, job: Job, events: AsyncIterator[dict[str, Any]]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_sse(job, events), media_type="text/event-stream", headers=headers)
+    def __init__(
+        self, state: ServerState, job: Job, body: AsyncIterator[bytes], ended: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(body, media_type="text/event-stream", headers=_STREAM_HEADERS)
         self._state = state
         self._job = job
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events; a client that leaves cancels this, and the shield keeps the abort from being lost."""
@@ -142,6 +176,8 @@ class JobStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._state.leave()
+            if self._ended is not None:
+                self._ended()
             await asyncio.shield(self._job.stop())
 
 
@@ -186,18 +222,8 @@ async def _left(request: Request) -> None:
 
 async def merged(job: Job) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Outputs of all prompts as they come, each with its prompt's index. Raises RequestError when the time is over."""
-    async for index, output in in_time(_as_they_come(job)):
-        yield index, without_tokens(output) if job.only_scores else output
-
-
-def without_tokens(output: RequestOutput) -> RequestOutput:
-    """The output of a request that asked for no token."""
-    bare = []
-    for choice in output.outputs:
-        ended_early = choice.finish_reason not in ("stop", "length")
-        reason, why = (choice.finish_reason, choice.stop_reason) if ended_early else ("length", None)
-        bare.append(CompletionOutput(choice.index, "", [], finish_reason=reason, stop_reason=why, seed=choice.seed))
-    return msgspec.structs.replace(output, outputs=bare)
+    async for index, output in in_time(job.outputs()):
+        yield index, output
 
 
 async def _as_they_come(job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:

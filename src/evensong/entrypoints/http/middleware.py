@@ -118,8 +118,12 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _name(self, scope: Scope) -> str | None:
-        scheme, _, given = Headers(scope=scope).get("Authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, given = headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
+            # Anthropic's clients send theirs so.
+            given = headers.get("x-api-key", "") if under_messages(route_path(scope)) else ""
+        if not given:
             return None
         key, found = given.strip().encode("latin-1"), None
         # All of them, whichever fits: the time must not tell how far the search went.
@@ -135,6 +139,11 @@ class ApiKeys:
 def key_name(key: str) -> str:
     """A short name for a key, the same at every start, that does not show it."""
     return "key-" + hashlib.blake2b(key.encode(), digest_size=6, person=b"evensong-key").hexdigest()
+
+
+def under_messages(path: str) -> bool:
+    """Whether a path is of Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def route_path(scope: Scope) -> str:

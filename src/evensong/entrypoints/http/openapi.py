@@ -31,14 +31,20 @@ def object_of(**kinds: str) -> dict[str, Any]:
     }
 
 
-def described_body(form: type[BaseModel], answer: type[BaseModel] | dict[str, Any], *, stream: bool = False) -> Route:
+def described_body(
+    form: type[BaseModel],
+    answer: type[BaseModel] | dict[str, Any],
+    *,
+    stream: bool = False,
+    error: type[BaseModel] = Error,
+) -> Route:
     """How a route that reads `form` is declared: arguments for FastAPI."""
     schema, definitions = _referenced(form)
     body = {"required": True, "content": {JSON: {"schema": schema}}}
-    return _route({"requestBody": body}, definitions, answer, stream=stream)
+    return _route({"requestBody": body}, definitions, answer, stream=stream, error=error)
 
 
-def described_query(form: type[BaseModel], answer: type[BaseModel] | dict[str, Any]) -> Route:
+def described_query(form: type[BaseModel], answer: type[BaseModel] | dict[str, Any], *, stream: bool = False) -> Route:
     """How a route whose query holds the fields of `form` is declared."""
     schema = form.model_json_schema(ref_template=_REFERENCE)
     required = schema.get("required", ())
@@ -48,7 +54,7 @@ def described_query(form: type[BaseModel], answer: type[BaseModel] | dict[str, A
         kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
         shown = {key: value for key, value in field.items() if key not in ("anyOf", "title", "default")} | kinds[0]
         parameters.append({"name": name, "in": "query", "required": name in required, "schema": shown})
-    return _route({"parameters": parameters}, schema.get("$defs", {}), answer)
+    return _route({"parameters": parameters}, schema.get("$defs", {}), answer, stream=stream)
 
 
 def described(answer: type[BaseModel] | dict[str, Any], *, kind: str = JSON) -> Route:
@@ -90,13 +96,14 @@ def _route(
     *,
     kind: str = JSON,
     stream: bool = False,
+    error: type[BaseModel] = Error,
 ) -> Route:
-    error, errors = _referenced(Error)
+    refused, errors = _referenced(error)
     schema, more = (answer, {}) if isinstance(answer, dict) else _referenced(answer)
     content: dict[str, Any] = {kind: {"schema": schema}}
     if stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    failed = {"description": "The error.", "content": {JSON: {"schema": error}}}
+    failed = {"description": "The error.", "content": {JSON: {"schema": refused}}}
     return {
         "response_model": None,
         "responses": {200: {"description": "The answer.", "content": content}, "4XX": failed, "5XX": failed},

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from evensong.entrypoints.http.response_format import wanted_structure
 from evensong.protocol.errors import RequestError
+from evensong.protocol.extra_args import checked_extra_args
 from evensong.protocol.sampling_params import INT64_MAX, INT64_MIN, RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
@@ -38,14 +39,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
-    "length_penalty": (None, 1.0),
     "lora_request": (None,),
     "modalities": (None, ["text"]),
     "reasoning_effort": (None, "none"),  # in completions, as the two below; chats have them
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "use_beam_search": (None, False),
     "web_search_options": (None,),
 }
 # Accepted and without effect on the answer.
@@ -137,6 +136,9 @@ class GenerationForm(Form):
     prompt_logprobs: int | None = None
     logprob_token_ids: Items[int] | None = None
     repetition_detection: dict[str, int] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    use_beam_search: bool | None = False
+    length_penalty: Number | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
@@ -173,6 +175,8 @@ class GenerationForm(Form):
         if self.logprob_token_ids and resolved.get("logprobs") is None:
             raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
         given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.vllm_xargs:
+            given["extra_args"] = checked_extra_args(self.vllm_xargs, "vllm_xargs")
         if "structured_outputs" not in resolved:
             resolved["structured_outputs"] = wanted_structure(self.response_format, self.structured_outputs)
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
@@ -189,19 +193,17 @@ class CompletionForm(GenerationForm):
 
     @property
     def only_scores(self) -> bool:
-        """The prompt is wanted back, perhaps with its log-probabilities, and nothing after it."""
-        return bool(self.echo) and self.max_tokens == 0
+        """The prompt is wanted back, or its log-probabilities, and nothing after it."""
+        return self.max_tokens == 0 and (bool(self.echo) or self.prompt_logprobs is not None)
 
     def most_tokens(self, defaults: Mapping[str, Any]) -> int | None:
         """The engine's max_tokens: an explicit null asks for as many as fit; the API's own default is 16."""
-        if self.only_scores:
-            return 1  # the engine makes one, which is not shown
         return self.max_tokens if "max_tokens" in self.model_fields_set else defaults.get("max_tokens", 16)
 
     def num_prompt_logprobs(self) -> int | None:
         """The engine's prompt_logprobs setting: an echoed prompt has log-probabilities where the output has."""
         asked = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
-        return max(asked, default=None)
+        return max(asked, default=0 if self.only_scores else None)
 
 
 class ChatForm(GenerationForm):

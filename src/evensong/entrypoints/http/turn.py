@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from evensong.engine.async_llm import AsyncLLM
 from evensong.engine.frontend.reasoning import REASONING_FORMATS, Phase, ReasoningFormat
+from evensong.entrypoints.http.beam_search import check_beam_fields, make_job
 from evensong.entrypoints.http.forms_out import Usage
 from evensong.entrypoints.http.generation import Job
 from evensong.entrypoints.http.parsers.base import ChoiceParser
@@ -79,6 +80,7 @@ class Turn:
 async def prepare_turn(request: Request, state: ServerState, form: ChatForm, request_id: str) -> Turn:
     """The turn that `form` asks for. Raises RequestError naming what cannot be."""
     engine = state.require_engine(form.model)
+    check_beam_fields(form)
     defaults = engine.front.sampling_defaults
     params = await form.resolve(
         defaults,
@@ -102,7 +104,10 @@ async def prepare_turn(request: Request, state: ServerState, form: ChatForm, req
         "shown_token_ids": _shown(engine, style if tools.callable else None, reasoning),
         **service_options(request, form, engine.config.scheduler.fair_share),
     }
-    job = Job(engine, form.request_id or request_id, [prompt], params, options, grammar_of=grammar_of)
+    if form.use_beam_search and params.structured_outputs is not None:
+        raise RequestError("tool_choice cannot be used with use_beam_search", param="tool_choice")
+    job = make_job(form, engine, form.request_id or request_id, [prompt], params, options)
+    job.grammar_of = grammar_of
     return Turn(form, job, prompt, tools, style, reasoning, phase)
 
 

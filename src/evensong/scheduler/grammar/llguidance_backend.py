@@ -34,16 +34,7 @@ class LLGuidance(Backend):
         grammar = grammar_text(params)
         if params.kind not in _BOUNDED:
             try_grammar(params.kind, grammar)
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
-        if matcher.is_error():
-            raise _refusal(params.kind, matcher.get_error())
-        compiled = _Compiled(matcher, self._vocabulary)
-        try:
-            # The first mask takes the most: what is too much at once is refused here.
-            compiled.start().fill(self._vocabulary.new_row())
-        except GrammarFault as fault:
-            raise _refusal(params.kind, str(fault)) from fault
-        return compiled
+        return _Compiled(params.kind, grammar, self._tokenizer, self._vocabulary)
 
 
 class _Tokens:
@@ -62,12 +53,37 @@ class _Tokens:
 
 
 class _Compiled(CompiledGrammar):
-    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
-        self._matcher = matcher
+    """A grammar that is known to compile; every matcher compiles it anew.
+
+    Copies of a matcher share the states that its lexer has found. Whether an output reaches a limit would then depend
+    on the outputs before it (measured, 1.9.1).
+    """
+
+    def __init__(self, kind: str, grammar: str, tokenizer: Any, vocabulary: Vocabulary) -> None:
+        self._kind = kind
+        self._grammar = grammar
+        self._tokenizer = tokenizer
         self._vocabulary = vocabulary
+        # The one that has shown it. Taken once, whichever threads ask.
+        self._spare = [self._new()]
 
     def start(self) -> Matcher:
-        return _Matcher(self._matcher.deep_copy(), self._vocabulary)
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._new()
+
+    def _new(self) -> Matcher:
+        matcher = llguidance.LLMatcher(self._tokenizer, self._grammar, log_level=0, limits=parser_limits())
+        if matcher.is_error():
+            raise _refusal(self._kind, matcher.get_error())
+        made = _Matcher(matcher, self._vocabulary)
+        try:
+            # The first mask takes the most: what is too much at once is refused here.
+            made.fill(self._vocabulary.new_row())
+        except GrammarFault as fault:
+            raise _refusal(self._kind, str(fault)) from fault
+        return made
 
 
 class _Matcher(Matcher):

@@ -36,7 +36,7 @@ class RequestGrammar:
         self._ignore_eos = params.ignore_eos
         # Why it cannot go on; the request ends with that.
         self.fault: str | None = None
-        self.accept_all(request.output_token_ids)
+        self._replay(request.output_token_ids)
 
     @property
     def num_words(self) -> int:
@@ -100,6 +100,13 @@ class RequestGrammar:
     def accept_all(self, token_ids: Sequence[int]) -> None:
         """The tokens of an output so far."""
         for token_id in token_ids:
+            self.accept(token_id)
+
+    def _replay(self, token_ids: Sequence[int]) -> None:
+        """The tokens that the request came with. Masks are made as they were: they are part of what limits count."""
+        row = self._vocabulary.new_row()
+        for token_id in token_ids:
+            self.fill(row)
             self.accept(token_id)
 
     def _fill_reasoning(self, gate: ReasoningGate, row: Bitmask) -> bool:

@@ -45,6 +45,9 @@ class TalkingClient(FakeAsyncClient):
         ids = [*(byte_ids(self.answer) if isinstance(self.answer, str) else self.answer), EOS_TOKEN_ID]
         most = request.params.max_tokens or len(ids)
         await self._score_prompt(request)
+        if request.params.max_tokens == 0:
+            self.send(tokens(request, 0, [], FinishReason.LENGTH))
+            return
         for index, token_id in enumerate(ids):
             if index == self.hold_after or request.request_id in self.script.aborted:
                 return
@@ -153,6 +156,15 @@ async def settle() -> None:
     """Lets everything that can run do so."""
     for _ in range(100):
         await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for what threads bring about too; at most ten seconds."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come to that")
 
 
 class Visitor:

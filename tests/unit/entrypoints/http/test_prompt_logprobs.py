@@ -75,7 +75,9 @@ def test_echo_with_logprobs_covers_prompt_and_output() -> None:
         assert logprobs["tokens"][:5] == list(PROMPT) and len(logprobs["tokens"]) == 9
         assert logprobs["token_logprobs"] == [None, -9.0, -9.0, -9.0, -9.0, -0.5, -0.5, -0.5, -0.5]
         assert logprobs["top_logprobs"][:2] == [None, {"e": -9.0, "f": -1.0}]
-        assert logprobs["text_offset"] == list(range(9))
+        # The last two tokens are the two bytes of one character: both begin where it does.
+        assert logprobs["text_offset"] == [*range(8), 7]
+        assert logprobs["tokens"][5:] == ["G", "r", "bytes:\\xc3", "bytes:\\xbc"]
         joined: dict[str, list[Any]] = {name: [] for name in logprobs}
         text = ""
         for event in await served.stream(TEXT, **form):
@@ -86,8 +88,37 @@ def test_echo_with_logprobs_covers_prompt_and_output() -> None:
         named = await served.complete(**form, return_tokens_as_token_ids=True)
         assert named["choices"][0]["logprobs"]["tokens"][:2] == [f"token_id:{i}" for i in byte_ids("he")]
         assert named["choices"][0]["logprobs"]["text_offset"] == logprobs["text_offset"]
-        refused = await served.post(TEXT, **form, n=2)
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
+
+    run(body)
+
+
+def test_every_choice_echoes_the_prompt() -> None:
+    async def body(served: Served) -> None:
+        form = {"prompt": [PROMPT, "abc"], "echo": True, "logprobs": 2, "max_tokens": 3, "n": 3}
+        whole = await served.complete(**form)
+        alone = [(await served.complete(**form | {"prompt": one, "n": 1}))["choices"][0] for one in form["prompt"]]
+        assert [choice["logprobs"] for choice in whole["choices"]] == [one["logprobs"] for one in alone for _ in "123"]
+        joined: dict[int, dict[str, list[Any]]] = {}
+        texts: dict[int, str] = {}
+        for event in await served.stream(TEXT, **form):
+            for choice in event["choices"]:
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+                for name, part in choice["logprobs"].items():
+                    joined.setdefault(choice["index"], {}).setdefault(name, []).extend(part)
+        for choice in whole["choices"]:
+            assert (joined[choice["index"]], texts[choice["index"]]) == (choice["logprobs"], choice["text"])
+
+    run(body)
+
+
+def test_an_echo_that_would_be_too_much_is_refused_and_leaves_nothing() -> None:
+    async def body(served: Served) -> None:
+        form = {"prompt": [20] * 1000, "echo": True, "logprobs": 4, "max_tokens": 1}
+        for stream in (False, True):
+            refused = await served.post(TEXT, **form, n=81, stream=stream)
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
+        assert served.state.require_engine(None).front.outputs.num_requests == 0
+        assert (await served.post(TEXT, **form, n=2)).status_code == 200
 
     run(body)
 
@@ -104,6 +135,12 @@ def test_a_prompt_is_scored_and_nothing_generated() -> None:
         assert (whole["usage"]["completion_tokens"], whole["usage"]["prompt_tokens"]) == (0, 8)
         events = await served.stream(TEXT, **form)
         assert sorted(event["choices"][0]["text"] for event in events) == ["abc", PROMPT]
+        scored = await served.complete(prompt=PROMPT, prompt_logprobs=1, max_tokens=0, n=2)
+        assert [choice["text"] for choice in scored["choices"]] == ["", ""]
+        assert scored["choices"][0]["prompt_logprobs"] == expected(byte_ids(PROMPT), 1)
+        chat = await served.chat(prompt_logprobs=1, max_completion_tokens=0)
+        assert chat["choices"][0]["message"]["content"] == "" and len(chat["prompt_logprobs"]) > 1
+        assert (await served.post(CHAT, messages=HELLO, max_tokens=0)).status_code == 400
         plain = await served.complete(prompt=PROMPT, echo=True, max_tokens=0)
         assert plain["choices"][0]["text"] == PROMPT and plain["choices"][0]["logprobs"] is None
         assert (await served.post(TEXT, prompt=PROMPT, max_tokens=0)).status_code == 400

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
+from evensong.scheduler.grammar import limits
 from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, FIRST_BYTE, byte_ids
 from tests.unit.scheduler.grammar.matching import allowed, compiled, next_texts, request_grammar, texts_of, vocabulary
 
@@ -104,3 +106,33 @@ def test_json_comes_raw_in_any_script() -> None:
         assert state.fill(row) and token_id in allowed(row)
         state.accept(token_id)
     assert next_texts(state) == {"EOS"}
+
+
+def test_what_other_outputs_reached_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lexer's states are counted; an output must reach that limit, or not, whoever came before it."""
+    monkeypatch.setitem(limits.LIMITS, "max_lexer_states", 400)
+    grammar = compiled(regex="(a|b)*a(a|b){12}c")
+    rng = random.Random(1)
+    texts = ["".join(rng.choice("ab") for _ in range(400)) for _ in range(4)]
+
+    def reach(text: str) -> int:
+        state = request_grammar(grammar)
+        row = vocabulary().new_row()
+        for count, token_id in enumerate(byte_ids(text)):
+            if not state.fill(row):
+                return count
+            state.accept(token_id)
+        return len(text)
+
+    alone = [reach(text) for text in texts]
+    assert min(alone) < 400, "the limit is not reached: the test shows nothing"
+    assert [reach(text) for text in reversed(texts)] == alone[::-1]
+    # Nor does it matter where an output was taken up again.
+    cut = min(alone) // 2
+    text = texts[alone.index(min(alone))]
+    resumed, row = request_grammar(grammar, output=text[:cut]), vocabulary().new_row()
+    count = cut
+    while resumed.fill(row):
+        resumed.accept(byte_ids(text)[count])
+        count += 1
+    assert count == min(alone)
