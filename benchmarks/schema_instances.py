@@ -8,15 +8,9 @@ from typing import Any
 _MAX_DEPTH = 24
 
 
-def write(schema: Any, instance: Any, *, canonical: bool = False) -> str:
-    """`instance` with json.dumps' defaults, its keys in the order of `schema`.
-
-    `canonical` writes 1.0 as 1, and 1e-7 as what it is without an exponent.
-    """
-    text = json.dumps(ordered(schema, instance))
-    if canonical:
-        text = json.dumps(_canonical(json.loads(text)))
-    return text
+def write(schema: Any, instance: Any) -> str:
+    """`instance` with json.dumps' defaults, its keys in the order of `schema`."""
+    return json.dumps(ordered(schema, instance))
 
 
 def ordered(schema: Any, instance: Any) -> Any:
@@ -104,11 +98,12 @@ def _under(schemas: list[Any], root: Any, key: str | None, index: int | None) ->
     return found
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any) -> Any:
+    """`value` with whole numbers written whole: 1.0 as 1."""
     if isinstance(value, list):
-        return [_canonical(each) for each in value]
+        return [canonical(each) for each in value]
     if isinstance(value, dict):
-        return {key: _canonical(each) for key, each in value.items()}
+        return {key: canonical(each) for key, each in value.items()}
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -88,5 +88,10 @@ def only_matches(pattern: str, names: list[str]) -> bool:
     found = matching(pattern, names)
     if not found:
         return False
-    left = {"type": "string", "allOf": [{"pattern": pattern}, {"pattern": f"^(?:{none_of(found)})$"}]}
-    return "nsatisfiable" in LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(left))
+    return never_both(pattern, f"^(?:{none_of(found)})$")
+
+
+def never_both(pattern: str, other: str) -> bool:
+    """Whether it is plain that no text matches both patterns."""
+    both = {"type": "string", "allOf": [{"pattern": pattern}, {"pattern": other}]}
+    return "nsatisfiable" in LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(both))

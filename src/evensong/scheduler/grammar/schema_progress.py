@@ -25,6 +25,9 @@ def _in_place(node: Any) -> list[str]:
 
 def check_progress(definitions: dict[str, Any], root: Any) -> None:
     """Refuses a `$ref` that leads back to itself before anything of the value is read, and one that never ends."""
+    levels = sum(map(_levels, definitions.values()))
+    if levels > MAX_LEVELS:
+        raise too_large(f"its definitions have {levels} levels together, at most {MAX_LEVELS} are allowed")
     edges = {name: _in_place(node) for name, node in definitions.items()}
     done: set[str] = set()
     for start in [*_in_place(root), *edges]:
@@ -43,9 +46,6 @@ def check_progress(definitions: dict[str, Any], root: Any) -> None:
                 active.add(target)
                 stack.append((target, iter(edges[target])))
     _check_end(definitions, root)
-    levels = sum(map(_levels, definitions.values()))
-    if levels > MAX_LEVELS:
-        raise too_large(f"its definitions have {levels} levels together, at most {MAX_LEVELS} are allowed")
 
 
 def _levels(node: Any) -> int:
