@@ -101,6 +101,15 @@ MEANINGS: dict[str, tuple[Any, list[str], list[str]]] = {
         ['"abc"'],
         ["1"],
     ),
+    "the opposite of a $ref before 2019": (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "not": {"$ref": "#/definitions/a", "type": "null"},
+            "definitions": {"a": {"type": "string"}},
+        },
+        ["1", "null"],
+        ['"a"'],
+    ),
     "an anchor": ({"$ref": "#x", "$defs": {"a": {"$anchor": "x", "type": "null"}}}, ["null"], ["1"]),
     "a $ref into no known keyword": (
         {"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}},
