@@ -128,6 +128,9 @@ MEANINGS: dict[str, tuple[Any, list[str], list[str]]] = {
     "raw characters": ({"enum": ["🎉", "漢字", "é"]}, ['"🎉"', '"漢字"', '"é"'], ['"e"']),
     "raw characters of a pattern": ({"type": "string", "pattern": "^[é🎉]漢$"}, ['"🎉漢"', '"é漢"'], ['"e漢"']),
     "a leap day": ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"', '"1900-02-29"']),
+    "base64": ({"type": "string", "format": "byte"}, ['""', '"YQ=="', '"YWJj"'], ['"YQ="', '"a b "']),
+    "a number's width": ({"type": "integer", "format": "int8"}, ["-128", "127"], ["128", "-129"]),
+    "64 bits": ({"type": "integer", "format": "int64"}, [str(2**53), "0"], [str(2**53 + 1)]),
     "an exclusive bound below a fraction": (
         {"type": "number", "exclusiveMinimum": 0, "maximum": 0.75},
         ["0.5", "0.7", "0.75"],
