@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -63,12 +63,14 @@ class Names:
         if texts:
             self.pattern = f"^(?:{'|'.join(texts)})$"
 
-    def allow(self, name: str) -> bool:
-        """Whether `name` is one of them."""
-        return self.free or (self.pattern is not None and bool(matching(self.pattern, [name])))
+    def allowed(self, names: Collection[str]) -> list[str]:
+        """Those of `names` that it allows."""
+        if self.free:
+            return list(names)
+        return [] if self.pattern is None else matching(self.pattern, names)
 
 
-def matching(pattern: str, names: Iterable[str]) -> list[str]:
+def matching(pattern: str, names: Collection[str]) -> list[str]:
     """Those of `names` that a pattern, as the backend spells it, matches."""
     matcher = LLMatcher(_BYTES, LLMatcher.grammar_from_regex(pattern[1:-1]), log_level=0)
     found = []

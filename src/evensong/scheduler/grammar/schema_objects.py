@@ -32,6 +32,7 @@ KEYWORDS = frozenset(
 MAX_PROPERTIES = 2000
 MAX_DEPENDENCIES = 4
 MAX_PATTERNS = 64
+MAX_COMPARED = 20_000  # of names with patterns of names
 # Keys longer than this, all together, are kept apart without a pattern.
 _MAX_GUARDED_CHARACTERS = 4000
 _MAX_GUARDED_KEY = 100
@@ -103,14 +104,14 @@ def _property_names(
 ) -> Any:
     """Lets only the names that `wanted` allows be used; what is left for others."""
     names = Names(wanted, path)
-    for name in [*properties, *required]:
-        if not names.allow(name):
-            properties[name] = False
+    named = list(dict.fromkeys([*properties, *required]))
+    allowed = names.allowed(named)
+    properties.update(dict.fromkeys(set(named).difference(allowed), False))
     if names.free or (rest is False and not patterns):
         return rest
     if patterns:
         raise refused("propertyNames", path, "beside it stands 'patternProperties'")
-    if rest is not True and any(names.allow(name) for name in [*properties, *required]):
+    if rest is not True and allowed:
         raise refused("propertyNames", path, "beside it stand 'properties' and 'additionalProperties'")
     if names.pattern is not None:
         patterns[names.pattern] = rest
@@ -122,6 +123,8 @@ def _fold(
 ) -> None:
     """Takes out patterns all of whose keys are named, where a grammar would begin a key and find no way to go on."""
     names = list(dict.fromkeys([*properties, *required]))
+    if len(names) * len(patterns) > MAX_COMPARED:
+        raise too_large(f"at {path} {len(patterns)} patterns meet {len(names)} names")
     for key, wanted in list(patterns.items()):
         if names and only_matches(key, names):
             for name in matching(key, names):

@@ -73,6 +73,8 @@ class Rewriter:
             definitions[name] = self.schema(node, path, 0, base)
         check_progress(definitions, written)
         if any(keyword in self.places for keyword in _MERGING):
+            if len(self.key_patterns) * len(self.keys) > schema_objects.MAX_COMPARED:
+                raise too_large(f"{len(self.key_patterns)} patterns of keys meet {len(self.keys)} names")
             for key, path in self.key_patterns.items():
                 if only_matches(key, list(self.keys)):
                     raise refused("patternProperties", path, "all of its keys are named elsewhere in the schema")
