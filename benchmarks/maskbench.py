@@ -112,7 +112,7 @@ def summary(jobs: list[dict[str, Any]], outcomes: list[dict[str, Any]]) -> dict[
     }
 
 
-def load(data: Path, limit: int | None) -> tuple[list[dict[str, Any]], str]:
+def load(data: Path, limit: int | None, every: int) -> tuple[list[dict[str, Any]], str]:
     """The jobs, and what a side needs of the tokenizer."""
     tokenizer = load_tokenizer(resolve_model("demo"))
     vocabulary = [tokenizer.id_to_token(token) or "" for token in range(tokenizer.vocab_size)]
@@ -122,7 +122,7 @@ def load(data: Path, limit: int | None) -> tuple[list[dict[str, Any]], str]:
         "end": tokenizer.eos_token_id,
     }
     jobs = []
-    for path in sorted(data.glob("*.json"))[:limit]:
+    for path in sorted(data.glob("*.json"))[::every][:limit]:
         file = json.loads(path.read_text())
         texts = [write(file["schema"], test["data"]) for test in file["tests"]]
         jobs.append(
@@ -141,11 +141,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--every", type=int, default=1, help="take each n-th file")
     parser.add_argument("--sides", default="evensong,llguidance,xgrammar")
     parser.add_argument("--xgrammar-python", default=None, help="of an environment with xgrammar; else not measured")
     parser.add_argument("--report", type=Path, default=Path("maskbench-report.json"))
     options = parser.parse_args()
-    jobs, setup = load(options.data, options.limit)
+    jobs, setup = load(options.data, options.limit, options.every)
     lines = [json.dumps({"schema": job["schema"], "instances": job["instances"]}) for job in jobs]
     report: dict[str, Any] = {}
     print(

@@ -82,6 +82,7 @@ def main() -> int:
     invalid: list[dict[str, str]] = []
     redrawn: Counter[str] = Counter()
     valid = 0
+    report: dict[str, Any] = {}
     began = time.monotonic()
     with LLM("demo") as llm:
         for _ in range(1 + REDRAWS):
@@ -97,16 +98,17 @@ def main() -> int:
                 else:
                     valid += 1
             waiting = again
-    report = {
-        "schemas_enforced": len(enforced),
-        "schemas_refused": len(refused),
-        "samples_valid": valid,
-        "samples_invalid": invalid,
-        "never_finished": sorted(name for name, _, _ in waiting),
-        "redrawn": dict(redrawn),
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    options.report.write_text(json.dumps(report, indent=1, ensure_ascii=False))
+            report = {
+                "schemas_enforced": len(enforced),
+                "schemas_refused": len(refused),
+                "samples_valid": valid,
+                "samples_invalid": invalid,
+                "unfinished": sorted(name for name, _, _ in waiting),
+                "redrawn": dict(redrawn),
+                "seconds": round(time.monotonic() - began, 1),
+            }
+            options.report.write_text(json.dumps(report, indent=1, ensure_ascii=False))
+            print(f"{valid} samples valid, {len(waiting)} cut, {report['seconds']} s", flush=True)
     shown = {name: len(found) if isinstance(found, (list, dict)) else found for name, found in report.items()}
     print(*(f"{name:<18}{value}" for name, value in shown.items()), sep="\n")
     for each in invalid[:SHOWN]:
