@@ -79,7 +79,10 @@ def converted(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge(http: httpx.Client, model: str, case: Case, max_tokens: int) -> Verdict:
-    """Asks with tool_choice required; an answer that max_tokens cuts is drawn again, up to DRAWS times."""
+    """Asks with tool_choice required; an answer that max_tokens cuts is drawn again, warmer, up to DRAWS times.
+
+    Every call of every draw is judged, but for the one that was cut.
+    """
     verdict, validators = Verdict(case.name), case.validators()
     body = {
         "model": model,
@@ -88,20 +91,21 @@ def judge(http: httpx.Client, model: str, case: Case, max_tokens: int) -> Verdic
         "tool_choice": "required",
         "parallel_tool_calls": case.parallel,
         "max_tokens": max_tokens,
-        "temperature": 0.7,
     }
     for seed in range(DRAWS):
-        answer = http.post("/v1/chat/completions", json={**body, "seed": seed})
+        answer = http.post("/v1/chat/completions", json={**body, "seed": seed, "temperature": 0.7 + 0.1 * seed})
         if answer.status_code != 200:
             verdict.faults.append(f"status {answer.status_code}: {answer.text[:300]}")
             return verdict
         choice = answer.json()["choices"][0]
-        if choice["finish_reason"] == "length":
+        calls = choice["message"].get("tool_calls") or []
+        cut = choice["finish_reason"] == "length"
+        whole = calls[:-1] if cut else calls
+        verdict.num_calls += len(whole)
+        verdict.faults += [fault for call in whole if (fault := _fault(call["function"], validators))]
+        if cut:
             verdict.num_cuts += 1
             continue
-        calls = choice["message"].get("tool_calls") or []
-        verdict.num_calls = len(calls)
-        verdict.faults = [fault for call in calls if (fault := _fault(call["function"], validators))]
         if not calls or choice["finish_reason"] != "tool_calls" or choice["message"]["content"]:
             verdict.faults.append(f"no calls alone: {json.dumps(choice)[:300]}")
         return verdict

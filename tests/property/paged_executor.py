@@ -13,6 +13,15 @@ class PagedExecutor(FakeExecutor):
         super().__init__(**settings)  # type: ignore[arg-type]
         self.places: dict[int, int] = {}
 
+    def copy_block(self, source: int, target: int) -> None:
+        super().copy_block(source, target)
+        assert self.kv_cache is not None
+        size = self.kv_cache.block_size
+        for offset in range(size):
+            self.places.pop(target * size + offset, None)
+            if (state := self.places.get(source * size + offset)) is not None:
+                self.places[target * size + offset] = state
+
     def _advance(self, plan: SchedulerOutput) -> None:
         assert self.kv_cache is not None
         size, num_groups = self.kv_cache.block_size, len(self.kv_cache.groups)

@@ -9,11 +9,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evensong import _native
+from evensong.engine.frontend.input_processor import child_seed
+from evensong.engine.llm_engine import LLMEngine
 from evensong.protocol.sampling_params import RequestOutputKind, SamplingParams
-from tests.property.worlds import Case, World, make_cases, random_world, run_solo, run_world
+from tests.property.worlds import Case, World, answer_of, make_cases, make_engine, random_world, run_solo, run_world
 
 NUM_CASES = 24
 ISAS: list[str] = _native.supported_isas()
@@ -69,6 +72,83 @@ def test_strangers_change_nothing(batch: int, cases: list[Case], solo: dict[int,
     crowd = [*make_cases(seed=99, count=batch - 1, max_tokens=24), cases[own]]
     answers, _ = run_world(World({"max_num_seqs": 64, "max_num_batched_tokens": 2048}, [0] * batch), crowd)
     assert answers[batch - 1] == solo[own]
+
+
+CHOICES = 3
+
+
+@pytest.fixture(scope="module")
+def solo_choices(cases: list[Case], demo_model: Path) -> dict[int, tuple[Any, ...]]:
+    """Of the first cases, each choice as a request of its own, in an engine that shares nothing."""
+    return run_solo([of_choice(case, index) for case in cases[:10] for index in range(CHOICES)])
+
+
+def of_choice(case: Case, index: int) -> Case:
+    params = case.params.clone()
+    params.seed = child_seed(params.seed or 0, index)
+    if index:
+        params.prompt_logprobs = None
+    return Case(case.prompt, params)
+
+
+CHOICE_WORLDS: dict[str, dict[str, Any]] = {
+    "no cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 512},
+    "cached, in chunks": {"max_num_batched_tokens": 24, "block_size": 32},
+    "a tiny pool that preempts": {"num_kv_blocks_override": 24, "max_num_batched_tokens": 64, "max_num_seqs": 9},
+    "a tiny pool without a cache": {
+        "enable_prefix_caching": False,
+        "num_kv_blocks_override": 60,
+        "block_size": 7,
+        "max_num_batched_tokens": 40,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CHOICE_WORLDS)
+def test_choices_that_share_their_prompt_are_what_they_are_alone(
+    name: str, cases: list[Case], solo_choices: dict[int, tuple[Any, ...]]
+) -> None:
+    engine = make_engine(CHOICE_WORLDS[name], {"EVENSONG_CHECK_KV": "1"})
+    answers: dict[int, tuple[Any, ...]] = {}
+    scheduled: list[int] = []
+    try:
+        copies = count_copies(engine, scheduled)
+        for index, case in enumerate(cases[:10]):
+            params = case.params.clone()
+            params.n = CHOICES
+            engine.add_request(str(index), case.prompt, params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                for choice in range(CHOICES):
+                    # The first choice's log-probabilities of the prompt are the request's.
+                    own = output if choice == 0 else msgspec.structs.replace(output, prompt_logprobs=None)
+                    answers[int(output.request_id) * CHOICES + choice] = answer_of(own, choice)
+        assert engine.call_verb("check_kv_cache")["owned"] == 0
+    finally:
+        engine.shutdown()
+    assert answers == solo_choices
+    assert copies
+    if name == "no cache":
+        prompts = sum(len(engine.get_tokenizer().encode(case.prompt)) for case in cases[:10])
+        produced = sum(len(answer[1]) for answer in answers.values())
+        # Each prompt once, one token of it for each sibling, and of each output all but the last token.
+        assert sum(scheduled) <= prompts + 10 * (CHOICES - 1) + produced
+
+
+def count_copies(engine: LLMEngine, scheduled: list[int]) -> list[tuple[int, int]]:
+    """The blocks that the engine's plans copy, as they come; `scheduled` gets the tokens of each plan."""
+    scheduler = engine._client._core.scheduler  # type: ignore[attr-defined]  # a core in this process
+    copies: list[tuple[int, int]] = []
+    schedule = scheduler.schedule
+
+    def noted() -> Any:
+        plan = schedule()
+        copies.extend(plan.block_copies)
+        scheduled.append(plan.total_num_scheduled_tokens)
+        return plan
+
+    scheduler.schedule = noted
+    return copies
 
 
 def long_cases() -> list[Case]:

@@ -87,9 +87,9 @@ def make_cases(seed: int, count: int, max_tokens: int) -> list[Case]:
     return cases
 
 
-def answer_of(output: RequestOutput) -> tuple[Any, ...]:
-    """Everything of an output that the contract covers."""
-    choice = output.outputs[0]
+def answer_of(output: RequestOutput, index: int = 0) -> tuple[Any, ...]:
+    """Everything of an output's choice that the contract covers."""
+    choice = output.outputs[index]
     logprobs = [*(choice.logprobs or ()), *(output.prompt_logprobs or ())]
     positions = [at and sorted((i, p.logprob, p.rank) for i, p in at.items()) for at in logprobs]
     return choice.text, tuple(choice.token_ids), positions, choice.finish_reason, choice.stop_reason

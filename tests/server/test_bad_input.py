@@ -163,11 +163,9 @@ CASES: dict[str, list[tuple[str, str | bytes, int]]] = {
         (TEXT, json.dumps({"model": "demo"}), 400),
     ],
     "features that do not exist": [
-        (CHAT, chat(response_format={"type": "json_object"}), 400),
         (CHAT, chat(echo=True), 400),
         (TEXT, raw(suffix="x"), 400),
         (TEXT, raw(best_of=3), 400),
-        (TEXT, raw(structured_outputs={"regex": "a+"}), 400),
     ],
     "a model that is not served": [(TEXT, raw(model="gpt-4"), 404), (CHAT, chat(model="demo2"), 404)],
     "routes and methods": [("/v1/nothing", "{}", 404)],

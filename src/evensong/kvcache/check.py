@@ -68,5 +68,8 @@ def _check_columns(kv_cache: KVCacheManager, request_id: str, computed: int | No
         assert NULL_BLOCK not in column[missing:], f"request {request_id} has a gap in group {group}"
         assert missing == passed, f"request {request_id} lacks {missing} blocks of group {group}, {passed} were passed"
         if computed is not None:
+            written = column[computed // kv_cache.block_size :]
+            shared = [block for block in written if kv_cache.pool.ref_counts[block] > 1]
+            assert not shared, f"request {request_id} will write into block {shared[:1]}, which others hold"
             assert missing <= layout.first_block(computed, window), f"request {request_id} lost a block that it sees"
             assert len(column) >= layout.blocks_for(computed), f"request {request_id} lacks blocks for its tokens"

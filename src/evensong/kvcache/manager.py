@@ -110,11 +110,20 @@ class KVCacheManager:
         return num_hit < usable and hashes[num_hit] in self._writers
 
     def start(
-        self, request_id: str, hit: list[int], hashes: Sequence[bytes], num_tokens: int, *, room_for: int = 0
+        self,
+        request_id: str,
+        hit: list[int],
+        hashes: Sequence[bytes],
+        num_tokens: int,
+        *,
+        room_for: int = 0,
+        num_computed: int = 0,
     ) -> bool:
         """Opens a table: shares the blocks of a hit and allocates the rest for `num_tokens`.
 
-        False, with nothing changed, where the free blocks would not do for that, or for `room_for` tokens.
+        `num_computed` tokens are computed already, where those are more than the hit's: a part of the block after it
+        will be copied. False, with nothing changed, where the free blocks would not do for that, or for `room_for`
+        tokens.
         """
         assert request_id not in self.tables
         num_hit = len(hit) // self.num_groups
@@ -129,7 +138,8 @@ class KVCacheManager:
         assert fresh is not None
         self.tables[request_id] = hit + fresh
         self._num_passed[request_id] = {
-            window: self.layout.first_block(num_hit * self.block_size, window) for window in self._groups_by_window
+            window: self.layout.first_block(max(num_hit * self.block_size, num_computed), window)
+            for window in self._groups_by_window
         }
         self._num_published[request_id] = num_hit
         self._claims[request_id] = deque()

@@ -34,6 +34,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     tenant: str = ""
     # None where the output does not reason, or its constraints hold from the first token on.
     reasoning: ReasoningSpec | None = None
+    # The same for all choices of a request, whose prompt is computed once; "" where there is one choice.
+    group: str = ""
 
 
 class AbortRequests(msgspec.Struct, array_like=True):

@@ -46,7 +46,8 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     `num_scheduled_tokens` maps request ids to token counts, in row order (new requests and cached ones together).
     A request in `sampling_request_ids` computes its last known token this step, so its next token is sampled; that
     list is in row order too. `released_request_ids` lost their slot (finished, aborted or preempted) since the last
-    plan; a request can be released and be new in one plan: release comes first.
+    plan; a request can be released and be new in one plan: release comes first. `block_copies` are pairs of blocks,
+    from and to, of one layer group each: they are copied in this order before anything of the step is written.
     """
 
     step_id: int
@@ -55,6 +56,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     num_scheduled_tokens: dict[str, int]
     sampling_request_ids: list[str]
     released_request_ids: list[str]
+    block_copies: list[tuple[int, int]] = []
 
     @property
     def total_num_scheduled_tokens(self) -> int:

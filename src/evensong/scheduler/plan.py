@@ -16,6 +16,8 @@ class Plan:
         self.budget = Budget(limits)
         self.scheduled: dict[str, int] = {}
         self.new: list[NewRequestData] = []
+        # Pairs of blocks, from and to.
+        self.copies: list[tuple[int, int]] = []
         # New blocks of requests that had a slot before.
         self._grown: dict[str, list[int]] = {}
         self.preempted = False
@@ -62,4 +64,4 @@ class Plan:
                 cached.num_computed_tokens.append(request.num_computed_tokens)
             if request.num_computed_tokens + count == request.num_tokens:
                 sampling.append(request_id)
-        return SchedulerOutput(step_id, self.new, cached, self.scheduled, sampling, released)
+        return SchedulerOutput(step_id, self.new, cached, self.scheduled, sampling, released, self.copies)

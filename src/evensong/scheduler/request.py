@@ -98,15 +98,20 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def readable_hashes(self) -> Sequence[bytes]:
-        """Hashes of the full blocks that it may take from the cache.
+    def reads_cache(self) -> bool:
+        """Whether it may use what others computed.
 
-        None while log-probabilities of its prompt are owed: only computing the prompt gives them.
+        Not while log-probabilities of its prompt are owed: only computing the prompt gives them.
         """
         if self.source.params.skip_reading_prefix_cache:
-            return ()
+            return False
         wanted = 0 if self.source.params.prompt_logprobs is None else self.num_prompt_tokens - 1
-        return self.block_hashes if self.num_prompt_logprobs_sent >= wanted else ()
+        return self.num_prompt_logprobs_sent >= wanted
+
+    @property
+    def readable_hashes(self) -> Sequence[bytes]:
+        """Hashes of the full blocks that it may take from the cache."""
+        return self.block_hashes if self.reads_cache else ()
 
     @property
     def resumed(self) -> bool:

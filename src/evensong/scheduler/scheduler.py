@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from evensong.kvcache.check import check
+from evensong.kvcache.loan import loan as loan_of
 from evensong.kvcache.manager import KVCacheManager
 from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
@@ -22,6 +23,7 @@ from evensong.scheduler.grammar.state import RequestGrammar
 from evensong.scheduler.plan import Plan
 from evensong.scheduler.policy import Policy
 from evensong.scheduler.request import Request, RequestStatus
+from evensong.scheduler.siblings import awaits_sibling, lender, num_shared_tokens
 
 Outputs = dict[int, list[EngineCoreOutput]]
 
@@ -291,6 +293,8 @@ class Scheduler:
     def _awaits_writer(self, request: Request, hit: list[int]) -> bool:
         """True when a running request computes the prefix that this one lacks: one as urgent, for the others wait."""
         hashes, num_cached = request.readable_hashes, self.kv_cache.num_tokens_in(hit)
+        if awaits_sibling(request, num_cached, self.running, self._step_id + 1, self.policy.is_behind):
+            return True
         num_hit = num_cached // self.kv_cache.block_size
         if not self.kv_cache.awaits_writer(hashes, num_cached, request.num_tokens):
             return False
@@ -305,13 +309,29 @@ class Scheduler:
         One that was preempted would otherwise take the blocks that it just gave up, and lose them again.
         """
         num_cached = self.kv_cache.num_tokens_in(hit)
+        hit, copied, num_cached = self._loan(request, num_cached) or (hit, [], num_cached)
         count = plan.budget.share(request.num_tokens - num_cached)
         if count == 0 or not self.kv_cache.start(
-            request.request_id, hit, request.block_hashes, num_cached + count, room_for=request.num_tokens
+            request.request_id,
+            hit,
+            request.block_hashes,
+            num_cached + count,
+            room_for=request.num_tokens,
+            num_computed=num_cached,
         ):
             return False
+        plan.copies += zip(copied, self.kv_cache.tables[request.request_id][len(hit) :], strict=False)
         self._admit(request, num_cached, count, plan)
         return True
+
+    def _loan(self, request: Request, num_cached: int) -> tuple[list[int], list[int], int] | None:
+        """A sibling's blocks to share and to copy, and the tokens in them, where those are more than `num_cached`."""
+        count = num_shared_tokens(request)
+        if count <= num_cached:
+            return None
+        other = lender(request, self.running, self._step_id + 1)
+        loan = None if other is None else loan_of(self.kv_cache, other.request_id, count)
+        return None if loan is None else (*loan, count)
 
     def _displace(self, request: Request, hit: list[int], plan: Plan) -> bool:
         """Preempts as many less urgent requests as `request` needs to start; none where all of them would not do."""

@@ -175,6 +175,8 @@ class FakeExecutor(Executor):
             self._slots[new.request_id] = _Slot(
                 tokens, list(new.block_ids), new.num_computed_tokens, new.params, [], to_score
             )
+        for source, target in plan.block_copies:
+            self.copy_block(source, target)
         cached = plan.cached_requests
         for request_id, blocks, computed in zip(
             cached.request_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -183,6 +185,12 @@ class FakeExecutor(Executor):
             slot.block_ids.extend(blocks)
             assert slot.num_computed == computed, f"{request_id}: {slot.num_computed} computed, plan says {computed}"
         self._advance(plan)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Before anything of the step is written."""
+        assert self.kv_cache is not None
+        size = self.kv_cache.block_size
+        self._memory[target * size : (target + 1) * size] = self._memory[source * size : (source + 1) * size]
 
     def _advance(self, plan: SchedulerOutput) -> None:
         assert self.kv_cache is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ class Batch:
     """`token_ids` are [num_tokens]; the rest is one entry a request, in the plan's order.
 
     `block_tables` are int32 [num_groups, num_blocks]. `sample_rows` are the rows, among num_tokens, whose next token is
-    sampled, in the order of the plan's sampling_request_ids.
+    sampled, in the order of the plan's sampling_request_ids. `block_copies`, from and to, come before the forward pass.
     """
 
     token_ids: Int64
@@ -27,6 +28,7 @@ class Batch:
     num_computed_tokens: list[int]
     block_tables: list[Int32]
     sample_rows: Int64
+    block_copies: Sequence[tuple[int, int]] = ()
 
     def positions(self) -> Int64:
         """The position of each token in its sequence."""
@@ -54,4 +56,5 @@ def build_batch(plan: SchedulerOutput, slots: SlotTable) -> Batch:
         num_computed_tokens=computed,
         block_tables=[slot.blocks.ids for slot in slots_of_rows],
         sample_rows=np.array([last_row[request_id] for request_id in plan.sampling_request_ids], dtype=np.int64),
+        block_copies=plan.block_copies,
     )

@@ -68,6 +68,9 @@ class KVMemory(Protocol):
     def touch(self) -> bool:
         """As Device.touch."""
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks, from and to, in this order."""
+
     def release(self) -> None:
         """Gives the memory back; contents are lost."""
 
@@ -109,7 +112,7 @@ class Device(ABC):
 
     @abstractmethod
     def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
-        """Starts the forward pass of a batch; `rows` are the requests of its sampled rows."""
+        """Copies the batch's blocks and starts its forward pass; `rows` are the requests of its sampled rows."""
 
     @abstractmethod
     def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
@@ -141,6 +144,11 @@ class Device(ABC):
             self._kv.restore()
         else:
             self._kv.release()
+
+    def _copy_blocks(self, batch: Batch) -> None:
+        if batch.block_copies:
+            assert self._kv is not None, "prepare comes first"
+            self._kv.copy_blocks(batch.block_copies)
 
     @abstractmethod
     def watch_progress(self, page: ProgressPage) -> None:

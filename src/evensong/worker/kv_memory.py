@@ -39,6 +39,7 @@ class HostKV:
     def __init__(self, specs: Sequence[LayerKVSpec], kv_cache: KVCacheConfig, dtype: str) -> None:
         self._dtype = np.dtype(np.float32 if ITEM_BYTES[dtype] == 4 else np.uint16)
         self._mappings: list[mmap.mmap] = []
+        self._block_size = kv_cache.block_size
         self.arrays = self.shared(specs, kv_cache, self._empty)
         self._untouched = self._pieces()
 
@@ -53,6 +54,10 @@ class HostKV:
             cache = make(num_slots + 1, 2 * spec.num_kv_heads * spec.head_dim)
             by_layer.update({layer: cache for layer in layers if layer is not None})
         return [by_layer[layer] for layer in range(len(specs))]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks, from and to, in this order."""
+        copy_rows(self.arrays, pairs, self._block_size)
 
     def touch(self) -> bool:
         """Finds the pages of the next piece, lowest blocks first; False when nothing is left or can be done."""
@@ -97,3 +102,14 @@ class HostKV:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         self._mappings.append(memory)
         return np.frombuffer(memory, dtype=self._dtype).reshape(rows, width)
+
+
+def copy_rows(arrays: Sequence[Any], pairs: Sequence[tuple[int, int]], block_size: int) -> None:
+    """Copies blocks within each of `arrays`, from and to, in this order; arrays of several layers only once.
+
+    Whatever a block's layout is, it lies within its rows.
+    """
+    for array in {id(array): array for array in arrays}.values():
+        for source, target in pairs:
+            begin = source * block_size
+            array[target * block_size : (target + 1) * block_size] = array[begin : begin + block_size]

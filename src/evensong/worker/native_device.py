@@ -106,6 +106,7 @@ class NativeDevice(Device):
         self._plan = Recording(self._isa, self.mode, model, memory, max_model_len, num_token_ids, self.watchers)
 
     def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
+        self._copy_blocks(batch)
         plan = self._recording
         counts = np.array(batch.num_query_tokens, dtype=np.int32)
         starts = np.array(batch.num_computed_tokens, dtype=np.int32)

@@ -37,7 +37,7 @@ from evensong.worker.device import (
     NotFiniteError,
     with_masks,
 )
-from evensong.worker.kv_memory import HostKV
+from evensong.worker.kv_memory import HostKV, copy_rows
 from evensong.worker.layer_views import LayerViews
 
 # Share of a CUDA device's free memory that the cache may take.
@@ -114,6 +114,7 @@ class TorchDevice(Device):
     @torch.inference_mode()
     def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
         assert self._views is not None, "prepare comes first"
+        self._copy_blocks(batch)
         metadata = self._views.metadata(batch, self._caches[0].shape[0] - 1, self._torch)
         positions = torch.from_numpy(batch.positions()).to(self._torch)
         inputs = StepInputs(
@@ -204,12 +205,20 @@ class _TorchKV:
         self, specs: Sequence[LayerKVSpec], kv_cache: KVCacheConfig, mode: NumericMode, device: torch.device
     ) -> None:
         self._host = HostKV(specs, kv_cache, mode.kv) if device.type == "cpu" else None
+        self._block_size = kv_cache.block_size
         dtype = torch_dtype(mode.kv)
         if self._host is not None:
             self.caches = [torch.from_numpy(array).view(dtype) for array in self._host.arrays]
         else:
             self.caches = HostKV.shared(specs, kv_cache, lambda rows, width: _on_device(rows, width, dtype, device))
         self._sizes = [cache.untyped_storage().nbytes() for cache in self.caches]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """As HostKV.copy_blocks."""
+        if self._host is not None:
+            self._host.copy_blocks(pairs)
+        else:
+            copy_rows(self.caches, pairs, self._block_size)
 
     def touch(self) -> bool:
         """As HostKV.touch."""

@@ -85,3 +85,17 @@ def test_pages_are_given_back_and_the_caches_stay() -> None:
 def test_float32_is_kept_as_it_is() -> None:
     arrays = HostKV(SPECS, KVCacheConfig(5, 8), "float32").arrays
     assert all(array.dtype == np.float32 and array.shape == (5 * 8 + PROBE_TOKENS + 1, 64) for array in arrays)
+
+
+def test_blocks_are_copied_in_order_and_once_in_shared_arrays() -> None:
+    groups = (LayerGroup(4, (0, 2)), LayerGroup(None, (1,)))
+    memory = HostKV(SPECS, KVCacheConfig(5, 8, groups), "bfloat16")
+    for number, cache in enumerate((memory.arrays[0], memory.arrays[2])):
+        cache[:] = np.arange(len(cache), dtype=np.uint16)[:, None] + 1000 * number
+    before = [cache.copy() for cache in memory.arrays]
+    # The source of the first is the target of the second: layers that share an array must not see both twice.
+    memory.copy_blocks([(1, 3), (2, 1)])
+    for cache, old in zip(memory.arrays, before, strict=True):
+        assert (cache[24:32] == old[8:16]).all() and (cache[8:16] == old[16:24]).all()
+        same = [*range(8), *range(16, 24), *range(32, len(cache))]
+        assert (cache[same] == old[same]).all()

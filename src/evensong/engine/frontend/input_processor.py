@@ -121,6 +121,7 @@ class InputProcessor:
                 timeout=timeout or 0.0,
                 tenant=tenant_id(tenant),
                 reasoning=reasoning,
+                group=unique if params.n > 1 else "",
             )
             for index in range(params.n)
         ]

@@ -10,7 +10,7 @@ import pytest
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.request import EngineCoreRequest
-from tests.unit.entrypoints.http.serving import ANSWER, Served, TalkingClient, Visitor, run, settle
+from tests.unit.entrypoints.http.serving import ANSWER, Served, TalkingClient, Visitor, run, settle, until
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -85,6 +85,7 @@ def test_a_chat_stream_opens_with_its_first_token() -> None:
     async def body(served: Served) -> None:
         messages = [{"role": "user", "content": "hi"}]
         visitor = Visitor(served.app, "/v1/chat/completions", {"messages": messages, "stream": True})
+        await until(lambda: visitor.statuses)  # a thread renders the prompt
         await settle()
         # Admitted, so the status line is there; an event now would pass for the first token.
         assert visitor.statuses == [200] and not any(message.get("body") for message in visitor.messages)

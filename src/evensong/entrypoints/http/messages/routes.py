@@ -74,7 +74,7 @@ async def create_message(request: Request, state: ServerState, form: MessageForm
 
 async def _turn(request: Request, state: ServerState, form: PromptForm, request_id: str) -> Turn:
     state.require_engine(form.model)
-    chat = await asyncio.to_thread(translate, form)
+    chat = await asyncio.to_thread(translate, form, reasons=state.engine_config.model.reasoning_parser is not None)
     try:
         return await prepare_turn(request, state, chat, request_id)
     except RequestError as error:

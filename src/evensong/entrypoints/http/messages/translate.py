@@ -25,8 +25,11 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 Message = dict[str, Any]
 
 
-def translate(form: PromptForm) -> ChatForm:
-    """The chat of a message. Raises RequestError naming the field of the Messages API that cannot be."""
+def translate(form: PromptForm, *, reasons: bool) -> ChatForm:
+    """The chat of a message; `reasons`: the server knows how its model's reasoning ends, so that it can be bounded.
+
+    Raises RequestError naming the field of the Messages API that cannot be.
+    """
     check_form(form)
     messages = _messages(form)
     fields = form.passed() | {"messages": messages}
@@ -38,7 +41,7 @@ def translate(form: PromptForm) -> ChatForm:
     if form.tool_choice is not None:
         fields |= _tool_choice(form.tool_choice)
     if form.thinking is not None:
-        fields |= _thinking(form)
+        fields |= _thinking(form, reasons)
     if form.output_config is not None and form.output_config.format is not None:
         fields["response_format"] = _format(form.output_config.format)
     if isinstance(form, MessageForm):
@@ -206,7 +209,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {"tool_choice": _CHOICES[kind]}
 
 
-def _thinking(form: PromptForm) -> dict[str, Any]:
+def _thinking(form: PromptForm, reasons: bool) -> dict[str, Any]:
     """Whether to reason is the template's matter; for how long, the engine's, where it knows how reasoning ends."""
     thinking = form.thinking
     assert thinking is not None
@@ -216,7 +219,7 @@ def _thinking(form: PromptForm) -> dict[str, Any]:
         if isinstance(form, MessageForm) and thinking.budget_tokens >= form.max_tokens:
             raise RequestError("thinking.budget_tokens must be less than max_tokens", param="thinking")
     fields: dict[str, Any] = {}
-    if thinking.type == "enabled" and form.thinking_token_budget is None:
+    if reasons and thinking.type == "enabled" and form.thinking_token_budget is None:
         fields["thinking_token_budget"] = thinking.budget_tokens
     asked = {"enable_thinking": thinking.type != "disabled"}
     return fields | {"chat_template_kwargs": asked | (form.chat_template_kwargs or {})}

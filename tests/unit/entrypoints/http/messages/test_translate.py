@@ -17,8 +17,9 @@ USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": "ä"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "3"}]}
 
 
-def translated(**fields: Any) -> ChatForm:
-    return translate(MessageForm.model_validate({"model": "demo", "max_tokens": 9, "messages": HELLO, **fields}))
+def translated(reasons: bool = False, **fields: Any) -> ChatForm:
+    form = MessageForm.model_validate({"model": "demo", "max_tokens": 9, "messages": HELLO, **fields})
+    return translate(form, reasons=reasons)
 
 
 def test_a_conversation() -> None:
@@ -78,6 +79,15 @@ def test_fields() -> None:
 def test_a_last_message_of_the_assistant_is_continued() -> None:
     form = translated(messages=[*HELLO, {"role": "assistant", "content": "The"}])
     assert form.continue_final_message and form.add_generation_prompt is False
+
+
+def test_thinking_is_bounded_where_its_end_is_known() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 8}
+    for reasons, budget in ((True, 8), (False, None)):
+        form = translated(reasons, thinking=thinking)
+        assert form.thinking_token_budget == budget and form.chat_template_kwargs == {"enable_thinking": True}
+    off = translated(True, thinking={"type": "disabled"})
+    assert off.thinking_token_budget is None and off.chat_template_kwargs == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(
