@@ -8,15 +8,9 @@ from typing import Any
 _MAX_DEPTH = 24
 
 
-def write(schema: Any, instance: Any, *, canonical: bool = False) -> str:
-    """`instance` with json.dumps' defaults, its keys in the order of `schema`.
-
-    `canonical` writes 1.0 as 1, and 1e-7 as what it is without an exponent.
-    """
-    text = json.dumps(ordered(schema, instance))
-    if canonical:
-        text = json.dumps(_canonical(json.loads(text)))
-    return text
+def write(schema: Any, instance: Any) -> str:
+    """`instance` with json.dumps' defaults, its keys in the order of `schema`."""
+    return json.dumps(ordered(schema, instance))
 
 
 def ordered(schema: Any, instance: Any) -> Any:
@@ -27,14 +21,14 @@ def ordered(schema: Any, instance: Any) -> Any:
 def _ordered(schemas: list[Any], root: Any, value: Any, depth: int) -> Any:
     if isinstance(value, list):
         return [
-            _ordered(_under(schemas, root, None, index), root, each, depth + 1) if depth < _MAX_DEPTH else each
+            _ordered(_under(schemas, root, value, index), root, each, depth + 1) if depth < _MAX_DEPTH else each
             for index, each in enumerate(value)
         ]
     if not isinstance(value, dict):
         return value
     names: dict[str, None] = {}
     required: dict[str, None] = {}
-    for node in _flat(schemas, root):
+    for node in _flat(schemas, root, value):
         properties = node.get("properties")
         names.update(dict.fromkeys(properties if isinstance(properties, dict) else ()))
         wanted = node.get("required")
@@ -46,10 +40,10 @@ def _ordered(schemas: list[Any], root: Any, value: Any, depth: int) -> Any:
     keys += [key for key in value if key not in keys]
     if depth >= _MAX_DEPTH:
         return {key: value[key] for key in keys}
-    return {key: _ordered(_under(schemas, root, key, None), root, value[key], depth + 1) for key in keys}
+    return {key: _ordered(_under(schemas, root, value, key), root, value[key], depth + 1) for key in keys}
 
 
-def _flat(schemas: list[Any], root: Any) -> list[dict[str, Any]]:
+def _flat(schemas: list[Any], root: Any, value: Any) -> list[dict[str, Any]]:
     """The schemas that hold for one value, in the order in which they stand."""
     found: list[dict[str, Any]] = []
     seen: set[int] = set()
@@ -61,18 +55,25 @@ def _flat(schemas: list[Any], root: Any) -> list[dict[str, Any]]:
         if isinstance(node.get("$ref"), str) and node["$ref"].startswith("#"):
             visit(_resolve(root, node["$ref"]), depth + 1)
         placed = False
-        for keyword, value in node.items():
-            if keyword in ("allOf", "anyOf", "oneOf") and isinstance(value, list):
-                for each in value:
+        for keyword, inner in node.items():
+            if keyword in ("allOf", "anyOf", "oneOf") and isinstance(inner, list):
+                for each in inner if keyword == "allOf" else sorted(inner, key=missing):
                     visit(each, depth + 1)
             elif keyword in ("then", "else", "if"):
-                visit(value, depth + 1)
-            elif keyword == "dependentSchemas" and isinstance(value, dict):
-                for each in value.values():
+                visit(inner, depth + 1)
+            elif keyword == "dependentSchemas" and isinstance(inner, dict):
+                for each in inner.values():
                     visit(each, depth + 1)
             elif not placed:
                 placed = True
                 found.append(node)
+
+    def missing(option: Any) -> int:
+        """How much `value` lacks of what an option asks for: the option that holds names the order."""
+        if isinstance(option, dict) and isinstance(option.get("$ref"), str):
+            option = _resolve(root, option["$ref"])
+        required = option.get("required") if isinstance(option, dict) else None
+        return len([name for name in required if name not in value]) if isinstance(required, list) else 0
 
     for schema in schemas:
         visit(schema, 0)
@@ -87,10 +88,10 @@ def _resolve(root: Any, reference: str) -> Any:
     return node
 
 
-def _under(schemas: list[Any], root: Any, key: str | None, index: int | None) -> list[Any]:
+def _under(schemas: list[Any], root: Any, value: Any, key: str | int) -> list[Any]:
     found = []
-    for node in _flat(schemas, root):
-        if key is not None:
+    for node in _flat(schemas, root, value):
+        if isinstance(key, str):
             for keyword in ("properties", "patternProperties"):
                 group = node.get(keyword)
                 if isinstance(group, dict):
@@ -98,17 +99,18 @@ def _under(schemas: list[Any], root: Any, key: str | None, index: int | None) ->
             found.append(node.get("additionalProperties"))
         else:
             prefix = node.get("prefixItems", node["items"] if isinstance(node.get("items"), list) else [])
-            if isinstance(prefix, list) and index is not None and index < len(prefix):
-                found.append(prefix[index])
+            if isinstance(prefix, list) and key < len(prefix):
+                found.append(prefix[key])
             found.append(node.get("items"))
     return found
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any) -> Any:
+    """`value` with whole numbers written whole: 1.0 as 1."""
     if isinstance(value, list):
-        return [_canonical(each) for each in value]
+        return [canonical(each) for each in value]
     if isinstance(value, dict):
-        return {key: _canonical(each) for key, each in value.items()}
+        return {key: canonical(each) for key, each in value.items()}
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -2,7 +2,7 @@
 
 The rule: whatever the backend gets wrong, or ignores, is refused by name (RequestError with status 400); nothing is
 passed on in the hope that it holds. Work is bounded by what is counted, never by a clock: bytes, nesting, subschemas,
-and the backend's own counts (`GRAMMAR_LIMITS`).
+and the backend's own counts (limits.py).
 """
 
 from __future__ import annotations
@@ -10,30 +10,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from evensong.protocol.errors import RequestError
+from evensong.scheduler.grammar.limits import parser_limits
 from evensong.scheduler.grammar.schema_errors import PARAM, malformed, refused, too_large
+from evensong.scheduler.grammar.schema_names import never_both
 from evensong.scheduler.grammar.schema_pattern import PatternError, search_body
 from evensong.scheduler.grammar.schema_rewrite import Rewriter
 
 MAX_BYTES = 96 * 1024
 MAX_JSON_DEPTH = 200
-# What the backend may spend: items of its parser, states of its lexer, symbols of a grammar.
-GRAMMAR_LIMITS = LLParserLimits(
-    max_items_in_row=2000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    max_grammar_size=200_000,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
 # Between tokens of JSON: one space, or a new line and what indents it. A model cannot go on with it for ever.
 WHITESPACE = r"[ ]|\r?\n(?:[ ]{0,40}|\t{0,10})"
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ",[ ]?", "key_separator": ":[ ]?"}
-_WHITE = frozenset(" \t\r\n")
 
 
 def prepare_schema(
@@ -96,7 +86,7 @@ def _attempt(rewriter: Rewriter, options: dict[str, Any]) -> str | RequestError 
         options = {**options, "json_allow_general_unicode_escapes": True}
     # Last: where it is taken out the backend moves the last key, and the order of properties follows that of keys.
     schema = json.dumps({**written, "x-guidance": options}, ensure_ascii=False, separators=(",", ":"))
-    complaint = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema), limits=GRAMMAR_LIMITS)
+    complaint = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema), limits=parser_limits())
     return _explained(complaint, rewriter) if complaint else schema
 
 
@@ -145,11 +135,15 @@ def _no_number(name: str) -> float:
 def _whitespace(any_whitespace: bool, pattern: str | None) -> dict[str, Any]:
     if pattern is None:
         return {"whitespace_pattern": WHITESPACE} if any_whitespace else dict(_SEPARATORS)
-    try:
-        body = search_body(f"^(?:{pattern})$")
-    except PatternError as error:
-        raise RequestError(f"{PARAM}.whitespace_pattern cannot be enforced: {error}", param=PARAM) from error
-    return {"whitespace_pattern": body}
+    # Of what `\s` is, JSON knows four.
+    for spelled in (pattern, pattern.replace("\\s", r"[ \t\r\n]")):
+        try:
+            body = search_body(f"^(?:{spelled})$")
+        except PatternError as error:
+            raise RequestError(f"{PARAM}.whitespace_pattern cannot be enforced: {error}", param=PARAM) from error
+        if never_both(f"^(?:{body})$", r"[^\x00 \t\r\n]"):
+            return {"whitespace_pattern": body}
+    raise RequestError(f"{PARAM}.whitespace_pattern matches more than white space", param=PARAM)
 
 
 def _explained(complaint: str, rewriter: Rewriter) -> RequestError:

@@ -100,6 +100,8 @@ class Negation:
             raise self._refused("schemas", f"more than {MAX_DEPTH} levels deep")
         base = self._rewriter.references.base(node, base)
         found: list[Any] = []
+        if self._rewriter.old and "$ref" in node:
+            node = {"$ref": node["$ref"]}
         for keyword, value in node.items():
             found += self._keyword_of(keyword, value, node, path, base)
         self._found += len(found)

@@ -111,13 +111,22 @@ TEXT_FORMATS: dict[str, str] = {
     "iri-reference": _uri(_UCS, reference=True),
     "uri-template": _uri_template(),
     "json-pointer": _pointer(),
+    "byte": "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_pointer()})",
 }
 # Longest texts, where the format bounds them.
 FORMAT_LENGTHS = {"email": 254, "hostname": 253}
-# OpenAPI's names for numbers.
+# OpenAPI's names for whole numbers; of 64 bits what double precision holds exactly.
+_EXACT = 2**53
 NUMBER_FORMATS: dict[str, tuple[int, int]] = {
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
     "int32": (-(2**31), 2**31 - 1),
+    "int64": (-_EXACT, _EXACT),
+    "uint8": (0, 2**8 - 1),
+    "uint16": (0, 2**16 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, _EXACT),
 }
 # Names that ask for nothing: any text, and any number, has them. (`unknown` is the standard's example of such a name.)
-FREE_FORMATS = frozenset({"password", "float", "double", "unknown"})
+FREE_FORMATS = frozenset({"binary", "double", "float", "password", "unknown"})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
 from evensong.scheduler.grammar.schema_errors import malformed, refused
 from evensong.scheduler.grammar.schema_formats import FORMAT_LENGTHS, TEXT_FORMATS
-from evensong.scheduler.grammar.schema_pattern import PatternError, literal
+from evensong.scheduler.grammar.schema_pattern import PatternError, literal, none_of
 from evensong.scheduler.grammar.schema_refs import NAMED, ONE
 from evensong.scheduler.grammar.schema_values import MAX_LENGTH, count, pattern
 
@@ -62,10 +63,37 @@ class Names:
         if texts:
             self.pattern = f"^(?:{'|'.join(texts)})$"
 
-    def allow(self, name: str) -> bool:
-        """Whether `name` is one of them."""
-        if self.free or self.pattern is None:
-            return self.free
-        matcher = LLMatcher(_BYTES, LLMatcher.grammar_from_regex(self.pattern[1:-1]), log_level=0)
-        text = name.encode()
-        return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
+    def allowed(self, names: Collection[str]) -> list[str]:
+        """Those of `names` that it allows."""
+        if self.free:
+            return list(names)
+        return [] if self.pattern is None else matching(self.pattern, names)
+
+
+def matching(pattern: str, names: Collection[str]) -> list[str]:
+    """Those of `names` that a pattern, as the backend spells it, matches."""
+    matcher = LLMatcher(_BYTES, LLMatcher.grammar_from_regex(pattern[1:-1]), log_level=0)
+    found = []
+    for name in names:
+        text = list(name.encode())
+        matcher.reset()
+        if matcher.try_consume_tokens(text) == len(text) and matcher.is_accepting():
+            found.append(name)
+    return found
+
+
+def only_matches(pattern: str, names: list[str]) -> bool:
+    """Whether a pattern matches nothing but some of `names`.
+
+    Where all keys that a pattern allows are named already, the backend would begin one and find no way to go on.
+    """
+    found = matching(pattern, names)
+    if not found:
+        return False
+    return never_both(pattern, f"^(?:{none_of(found)})$")
+
+
+def never_both(pattern: str, other: str) -> bool:
+    """Whether it is plain that no text matches both patterns."""
+    both = {"type": "string", "allOf": [{"pattern": pattern}, {"pattern": other}]}
+    return "nsatisfiable" in LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(both))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from evensong.protocol.text import has_lone_surrogate
 from evensong.scheduler.grammar.schema_errors import malformed, refused, too_large
-from evensong.scheduler.grammar.schema_names import Names
+from evensong.scheduler.grammar.schema_names import Names, matching, only_matches
 from evensong.scheduler.grammar.schema_pattern import none_of
 from evensong.scheduler.grammar.schema_values import count, pattern
 
@@ -32,6 +32,7 @@ KEYWORDS = frozenset(
 MAX_PROPERTIES = 2000
 MAX_DEPENDENCIES = 4
 MAX_PATTERNS = 64
+MAX_COMPARED = 20_000  # of names with patterns of names
 # Keys longer than this, all together, are kept apart without a pattern.
 _MAX_GUARDED_CHARACTERS = 4000
 _MAX_GUARDED_KEY = 100
@@ -54,6 +55,7 @@ def rewrite(rewriter: Rewriter, node: dict[str, Any], path: str, inner: Inner, w
         rewriter.note("patternProperties", path)
     if "propertyNames" in node:
         rest = _property_names(node["propertyNames"], path, properties, required, patterns, rest)
+    _fold(rewriter, path, properties, patterns, required)
     _write(rewriter, properties, patterns, required, rest, written)
     _counts(rewriter, node, path, properties, required, closed=rest is False and not patterns, written=written)
     _dependencies(rewriter, node, path, inner, written)
@@ -102,18 +104,36 @@ def _property_names(
 ) -> Any:
     """Lets only the names that `wanted` allows be used; what is left for others."""
     names = Names(wanted, path)
-    for name in [*properties, *required]:
-        if not names.allow(name):
-            properties[name] = False
+    named = list(dict.fromkeys([*properties, *required]))
+    allowed = names.allowed(named)
+    properties.update(dict.fromkeys(set(named).difference(allowed), False))
     if names.free or (rest is False and not patterns):
         return rest
     if patterns:
         raise refused("propertyNames", path, "beside it stands 'patternProperties'")
-    if rest is not True and any(names.allow(name) for name in [*properties, *required]):
+    if rest is not True and allowed:
         raise refused("propertyNames", path, "beside it stand 'properties' and 'additionalProperties'")
     if names.pattern is not None:
         patterns[names.pattern] = rest
     return False
+
+
+def _fold(
+    rewriter: Rewriter, path: str, properties: dict[str, Any], patterns: dict[str, Any], required: list[str]
+) -> None:
+    """Takes out patterns all of whose keys are named, where a grammar would begin a key and find no way to go on."""
+    names = list(dict.fromkeys([*properties, *required]))
+    if len(names) * len(patterns) > MAX_COMPARED:
+        raise too_large(f"at {path} {len(patterns)} patterns meet {len(names)} names")
+    for key, wanted in list(patterns.items()):
+        if names and only_matches(key, names):
+            for name in matching(key, names):
+                own = properties.get(name, True)
+                properties[name] = wanted if own is True else own if wanted is True else {"allOf": [own, wanted]}
+            del patterns[key]
+        elif wanted is not False:
+            rewriter.key_patterns.setdefault(key, path)
+    rewriter.keys.update(dict.fromkeys(names))
 
 
 def _write(

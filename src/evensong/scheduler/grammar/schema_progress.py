@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from evensong.protocol.errors import RequestError
-from evensong.scheduler.grammar.schema_errors import PARAM, refused
+from evensong.scheduler.grammar.schema_errors import PARAM, refused, too_large
+from evensong.scheduler.grammar.schema_refs import subschemas
+
+# Of all definitions together: the backend calls itself for each level, and past 1,600 its stack was seen to end.
+MAX_LEVELS = 600
 
 
 def _in_place(node: Any) -> list[str]:
@@ -21,6 +25,9 @@ def _in_place(node: Any) -> list[str]:
 
 def check_progress(definitions: dict[str, Any], root: Any) -> None:
     """Refuses a `$ref` that leads back to itself before anything of the value is read, and one that never ends."""
+    levels = sum(map(_levels, definitions.values()))
+    if levels > MAX_LEVELS:
+        raise too_large(f"its definitions have {levels} levels together, at most {MAX_LEVELS} are allowed")
     edges = {name: _in_place(node) for name, node in definitions.items()}
     done: set[str] = set()
     for start in [*_in_place(root), *edges]:
@@ -39,6 +46,17 @@ def check_progress(definitions: dict[str, Any], root: Any) -> None:
                 active.add(target)
                 stack.append((target, iter(edges[target])))
     _check_end(definitions, root)
+
+
+def _levels(node: Any) -> int:
+    """How deep schemas are nested in `node`, itself counted."""
+    deepest, todo = 1, [(node, 1)]
+    while todo:
+        each, level = todo.pop()
+        deepest = max(deepest, level)
+        if isinstance(each, dict):
+            todo += [(inner, level + 1) for _, inner in subschemas(each)]
+    return deepest
 
 
 def _check_end(definitions: dict[str, Any], root: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from evensong.scheduler.grammar import schema_arrays, schema_objects, schema_values
 from evensong.scheduler.grammar.schema_conditions import alternatives, conditions, split
 from evensong.scheduler.grammar.schema_errors import malformed, refused, step, too_large
+from evensong.scheduler.grammar.schema_names import only_matches
 from evensong.scheduler.grammar.schema_progress import check_progress
 from evensong.scheduler.grammar.schema_refs import References
 
@@ -28,6 +29,8 @@ _REFUSED = {
     "divisibleBy": "it is of draft 3",
     "extends": "it is of draft 3",
 }
+# Keywords in which schemas of one object meet.
+_MERGING = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
 # Under these keys gather schemas that must hold as well, and options of a `oneOf` with what keeps them apart.
 _MORE, _APART = "", "/"
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
@@ -51,6 +54,9 @@ class Rewriter:
         self.split = split
         self.plain_keys = False
         self.places: dict[str, list[str]] = {}
+        # All keys that are named, and patterns of keys with their places.
+        self.keys: dict[str, None] = {}
+        self.key_patterns: dict[str, str] = {}
         self.divisor: Decimal | None = None
         self._root = root
         self.references = References(root, old=self.old)
@@ -66,6 +72,12 @@ class Rewriter:
             node, path, base, name = self._waiting.pop()
             definitions[name] = self.schema(node, path, 0, base)
         check_progress(definitions, written)
+        if any(keyword in self.places for keyword in _MERGING):
+            if len(self.key_patterns) * len(self.keys) > schema_objects.MAX_COMPARED:
+                raise too_large(f"{len(self.key_patterns)} patterns of keys meet {len(self.keys)} names")
+            for key, path in self.key_patterns.items():
+                if only_matches(key, list(self.keys)):
+                    raise refused("patternProperties", path, "all of its keys are named elsewhere in the schema")
         if not definitions or not isinstance(written, dict):
             return written
         return {"$defs": definitions, **written}

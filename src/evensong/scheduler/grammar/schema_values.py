@@ -163,9 +163,12 @@ def bounds(node: dict[str, Any], path: str, written: dict[str, Any]) -> None:
         found[keyword] = _number(value, keyword, path)
     low = found.get("exclusiveMinimum")
     if isinstance(low, int) and low >= 0 and node.get("type") != "integer":
-        # Between this and the next whole number the backend takes the bound for an inclusive one.
+        # Where the maximum is less than 1 above, the backend would let the bound itself through.
+        if low > 10**12:
+            raise refused("exclusiveMinimum", path, f"{low} is too large where numbers need not be whole")
         del found["exclusiveMinimum"]
-        found["minimum"] = max(found.get("minimum", low), math.nextafter(low, math.inf) if low else MIN_MAGNITUDE)
+        least = MIN_MAGNITUDE if low == 0 else low + (1e-9 if low < 10**6 else 1e-3)
+        found["minimum"] = max(found.get("minimum", low), least)
     written.update(found)
 
 
