@@ -50,7 +50,8 @@ class ToolUse:
 
 
 def _structural_tag(form: dict[str, Any]) -> StructuredOutputsParams:
-    tag = json.dumps({"type": "structural_tag", "format": form}, ensure_ascii=False)
+    # Markers that are tokens of their own are written as such.
+    tag = json.dumps({"type": "structural_tag", "format": form, "special_tokens": True}, ensure_ascii=False)
     return StructuredOutputsParams(structural_tag=tag)
 
 

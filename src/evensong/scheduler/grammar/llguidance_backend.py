@@ -31,7 +31,7 @@ class LLGuidance(Backend):
         self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=vocabulary.size + 1, eos_token=vocabulary.end_id)
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        grammar = grammar_text(params)
+        grammar = grammar_text(params, self._vocabulary)
         if params.kind not in _BOUNDED:
             try_grammar(params.kind, grammar)
         return _Compiled(params.kind, grammar, self._tokenizer, self._vocabulary)
@@ -106,7 +106,7 @@ class _Matcher(Matcher):
         self._matcher.rollback(num_tokens)
 
 
-def grammar_text(params: StructuredOutputsParams) -> str:
+def grammar_text(params: StructuredOutputsParams, vocabulary: Vocabulary) -> str:
     """The library's form of what is asked for. Raises RequestError."""
     match params.kind:
         case "json" | "json_object":
@@ -125,7 +125,7 @@ def grammar_text(params: StructuredOutputsParams) -> str:
         case "grammar":
             return str(llguidance.LLMatcher.grammar_from_lark(user_lark(str(params.grammar))))
         case _:
-            return structural_tag_grammar(params)
+            return structural_tag_grammar(params, vocabulary.special_texts)
 
 
 def unanchored(pattern: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +20,15 @@ MAX_FORMATS = 4096
 _TEXT = "TEXT: /(.|\\n)*/"
 
 
-def structural_tag_grammar(params: StructuredOutputsParams) -> str:
-    """The grammar of a structural tag, as the library takes it. Raises RequestError naming what cannot be."""
-    writer = _Writer(params)
-    start = writer.expression(format_of(str(params.structural_tag)), 0)
+def structural_tag_grammar(params: StructuredOutputsParams, special_tokens: Mapping[str, int]) -> str:
+    """The grammar of a structural tag, as the library takes it. Raises RequestError naming what cannot be.
+
+    Where the tag has `"special_tokens": true`, texts that are one of `special_tokens` stand for that token: models that
+    were trained to write a marker as a token of its own do so then.
+    """
+    text = str(params.structural_tag)
+    writer = _Writer(params, special_tokens if _flag(_parsed(text), "special_tokens") else {})
+    start = writer.expression(format_of(text), 0)
     main = "\n".join([f"start: {start}", *writer.rules, _TEXT])
     grammars = [{"name": "structural_tag", "lark_grammar": main}, *writer.grammars]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
@@ -42,9 +48,9 @@ def format_of(text: str) -> dict[str, Any]:
     """The format that a structural tag describes, whichever form it has. Raises RequestError."""
     value = _parsed(text)
     if "format" in value:
-        _known(value, "structural_tag", "type", "format")
+        _known(value, "structural_tag", "type", "format", "special_tokens")
         return _object(value["format"], "format")
-    _known(value, "structural_tag", "type", "structures", "triggers")
+    _known(value, "structural_tag", "type", "structures", "triggers", "special_tokens")
     tags = []
     for one in _list(value.get("structures"), "structures"):
         one = _object(one, "structures")
@@ -57,7 +63,10 @@ def format_of(text: str) -> dict[str, Any]:
 class _Writer:
     """Rules and nested grammars of one structural tag; every method gives an expression of Lark."""
 
-    def __init__(self, params: StructuredOutputsParams) -> None:
+    def __init__(self, params: StructuredOutputsParams, special_tokens: Mapping[str, int]) -> None:
+        self._special_tokens = special_tokens
+        longest_first = sorted(special_tokens, key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
         self._options: dict[str, Any] = {
             "any_whitespace": not params.disable_any_whitespace,
             "whitespace_pattern": params.whitespace_pattern,
@@ -95,9 +104,22 @@ class _Writer:
         self.rules.append(f"{name}{flags}: {body}")
         return name
 
+    def _literal(self, text: str) -> str:
+        parts = [text] if self._special is None else [part for part in self._special.split(text) if part]
+        return " ".join(map(self._part, parts)) or '""'
+
+    def _part(self, text: str) -> str:
+        token_id = self._special_tokens.get(text)
+        return json.dumps(text, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
+
+    def _text_up_to(self, text: str) -> str:
+        """A rule of any text that ends where `text` first stands. No text contains a special token."""
+        special = self._special is not None and self._special.search(text) is not None
+        return self._rule(f"TEXT {self._literal(text)}", "" if special else "[lazy]")
+
     def _const_string(self, form: dict[str, Any], _: int) -> str:
         _known(form, "const_string", "type", "value")
-        return _literal(_text(form, "value"))
+        return self._literal(_text(form, "value"))
 
     def _json_schema(self, form: dict[str, Any], _: int) -> str:
         _known(form, "json_schema", "type", "json_schema")
@@ -132,14 +154,12 @@ class _Writer:
     def _tag_after(self, trigger: str, form: dict[str, Any], depth: int) -> str:
         """A tag whose beginning stands already, up to the end of `trigger`."""
         _known(form, "tag", "type", "begin", "content", "end")
-        begin = _literal(_text(form, "begin").removeprefix(trigger))
+        begin = self._literal(_text(form, "begin").removeprefix(trigger))
         content = _object(form.get("content"), "content")
         end = _text(form, "end")
         if content.get("type") == "any_text" and end:
-            # Up to the first place where the end stands.
-            body = self._rule(f"TEXT {_literal(end)}", "[lazy]")
-            return f"{begin} {body}"
-        return f"{begin} {self.expression(content, depth + 1)} {_literal(end)}"
+            return f"{begin} {self._text_up_to(end)}"
+        return f"{begin} {self.expression(content, depth + 1)} {self._literal(end)}"
 
     def _triggered_tags(self, form: dict[str, Any], depth: int) -> str:
         _known(form, "triggered_tags", "type", "triggers", "tags", "at_least_one", "stop_after_first")
@@ -153,8 +173,7 @@ class _Writer:
             trigger = next((one for one in triggers if begin.startswith(one)), None)
             if trigger is None:
                 raise _refused(f"no trigger begins the tag {begin!r:.60}")
-            head = self._rule(f"TEXT {_literal(trigger)}", "[lazy]")
-            options.append(f"{head} {self._tag_after(trigger, tag, depth)}")
+            options.append(f"{self._text_up_to(trigger)} {self._tag_after(trigger, tag, depth)}")
         tags, once, needed = _either(options), _flag(form, "stop_after_first"), _flag(form, "at_least_one")
         if once:
             return tags if needed else f"({tags} | TEXT)"
@@ -163,17 +182,13 @@ class _Writer:
     def _tags_with_separator(self, form: dict[str, Any], depth: int) -> str:
         _known(form, "tags_with_separator", "type", "tags", "separator", "at_least_one", "stop_after_first")
         tag = _either(self._tag(_object(one, "tags"), depth) for one in _list(form.get("tags"), "tags"))
-        separator = _literal(_text(form, "separator"))
+        separator = self._literal(_text(form, "separator"))
         tags = tag if _flag(form, "stop_after_first") else f"{tag} ({separator} {tag})*"
         return tags if _flag(form, "at_least_one") else f"({tags})?"
 
 
 def _either(options: Any) -> str:
     return f"({' | '.join(options)})"
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else '""'
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

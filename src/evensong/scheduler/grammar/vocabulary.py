@@ -44,6 +44,12 @@ class Vocabulary:
         special = {i for i in self.tokenizer.special_ids if i < self.size}
         return sorted(special.union(i for i, own in enumerate(self.token_bytes) if not own))
 
+    @cached_property
+    def special_texts(self) -> dict[str, int]:
+        """The spelling of each special token, and its id."""
+        names = ((self.tokenizer.id_to_token(i), i) for i in self.tokenizer.special_ids if i < self.size)
+        return {name: token_id for name, token_id in names if name}
+
     def new_row(self, *, full: bool = False) -> Bitmask:
         """A row [num_words] of no token, or of all."""
         row: Bitmask = np.zeros(self.num_words, dtype=np.uint32)

@@ -10,7 +10,8 @@ import pytest
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
 from evensong.scheduler.grammar.llguidance_backend import unanchored
-from tests.unit.scheduler.grammar.matching import compiled, matches
+from evensong.testing.byte_tokenizer import byte_ids
+from tests.unit.scheduler.grammar.matching import compiled, matches, vocabulary
 
 PERSON = {
     "type": "object",
@@ -219,3 +220,27 @@ def test_params_that_say_nothing_or_too_much_are_refused(fields: dict[str, Any])
     with pytest.raises(RequestError) as refused:
         StructuredOutputsParams(**fields)
     assert refused.value.param == "structured_outputs"
+
+
+SPECIAL = vocabulary().tokenizer.token_to_id("<s5>")
+
+
+@pytest.mark.parametrize("trigger", ["<s5>", "<s5>f="])
+def test_markers_may_be_special_tokens(trigger: str) -> None:
+    content = {"type": "json_schema", "json_schema": {"type": "integer"}}
+    form = {
+        "type": "triggered_tags",
+        "triggers": [trigger],
+        "tags": [{"type": "tag", "begin": "<s5>f=", "content": content, "end": "<s5>"}],
+    }
+    marked = {"type": "structural_tag", "format": form, "special_tokens": True}
+    matcher = compiled(structural_tag=marked).start()
+    for token_id in [*byte_ids("so "), SPECIAL, *byte_ids("f=12"), SPECIAL, *byte_ids(" done")]:
+        assert matcher.accept(token_id), token_id
+    assert matcher.fill(vocabulary().new_row())
+    # As ordinary text the marker is no marker.
+    matcher = compiled(structural_tag=marked).start()
+    assert all(matcher.accept(token_id) for token_id in byte_ids("<s5>f=x"))
+    # Without the extension it is text, and the special token has no place.
+    plain = compiled(structural_tag={"type": "structural_tag", "format": form}).start()
+    assert not plain.accept(SPECIAL)
