@@ -10,7 +10,9 @@ ARGS ?=
 MINUTES ?= 5
 SECONDS ?= 60
 # make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
+DATA ?= ../shared/data
 .PHONY: setup serve chat test check test-native bench soak trace clients schema-test fuzz clean
+.PHONY: maskbench schema-samples bfcl structured
 
 setup: $(STAMP)
 
@@ -55,6 +57,22 @@ clients: $(STAMP)
 
 schema-test: $(STAMP)
 	$(BIN)/python -m tests.server.schema_run schema-report.json $(ARGS)
+
+# Schemas with their instances, beside llguidance and xgrammar alone; ARGS='--every 10'
+maskbench: $(STAMP)
+	$(BIN)/python benchmarks/maskbench.py --data $(DATA)/jsonschema/maskbench --xgrammar-python $(BIN)/python --report maskbench-report.json $(ARGS)
+
+# Three answers of the demo model for each schema of the JSON Schema test suite that is enforced; ARGS='--limit 20'
+schema-samples: $(STAMP)
+	$(BIN)/python benchmarks/schema_samples.py --data $(DATA)/jsonschema/JSON-Schema-Test-Suite --report schema-samples-report.json $(ARGS)
+
+# Function calls that a tool_choice of required makes; ARGS='--limit 20'
+bfcl: $(STAMP)
+	$(BIN)/python benchmarks/bfcl.py --folder $(DATA)/bfcl --report bfcl-report.json $(ARGS)
+
+# 32 constrained streams beside the same ones unconstrained
+structured: $(STAMP)
+	$(BIN)/python benchmarks/structured.py --report structured-report.json $(ARGS)
 
 # The readers of weight files, SECONDS each; what crashes one lies in tests/fuzz/corpus then, for `make test` to replay
 fuzz: $(STAMP)

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=768)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--report", type=Path)
     options = parser.parse_args()
     if not options.folder.is_dir():
         raise SystemExit(f"the data is not at {options.folder}")
@@ -55,7 +56,10 @@ def main() -> int:
             )
     log.unlink()
     right = all(figures["right"] == figures["cases"] for figures in report.values())
-    print(json.dumps({"benchmark": "bfcl", "model": options.model, "passed": right, **report}))
+    line = json.dumps({"benchmark": "bfcl", "model": options.model, "passed": right, **report})
+    print(line)
+    if options.report is not None:
+        options.report.write_text(line + "\n")
     return 0 if right else 1
 
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from evensong import LLM, SamplingParams
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--report", type=Path)
     args = parser.parse_args()
     with LLM("demo") as llm:
 
@@ -68,7 +70,10 @@ def main() -> None:
     figures = {"unconstrained": free, "constrained": constrained, "ratio": ratios}
     for name, values in figures.items():
         print(f"{name:14} {statistics.median(values):9.3f}  ({min(values):.3f} - {max(values):.3f})")
-    print(json.dumps({"streams": args.streams, "temperature": args.temperature, **figures}))
+    line = json.dumps({"benchmark": "structured", "streams": args.streams, "temperature": args.temperature, **figures})
+    print(line)
+    if args.report is not None:
+        args.report.write_text(line + "\n")
 
 
 if __name__ == "__main__":
