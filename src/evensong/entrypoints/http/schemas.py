@@ -47,6 +47,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": (None, []),
     "web_search_options": (None,),
 }
+# What took the place of older fields.
+REPLACED = {
+    "function_call": "tool_choice",
+    "functions": "tools",
+    **{f"guided_{kind}": f"structured_outputs.{kind}" for kind in ("choice", "grammar", "json", "regex")},
+}
 # Accepted and without effect on the answer.
 ADVISORY = frozenset(
     {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
@@ -92,7 +98,8 @@ class Form(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if name in UNSUPPORTED:
                 if value not in UNSUPPORTED[name]:
-                    raise RequestError(f"{name} is not supported", param=name, code="unsupported_parameter")
+                    instead = f"; {REPLACED[name]} is" if name in REPLACED else ""
+                    raise RequestError(f"{name} is not supported{instead}", param=name, code="unsupported_parameter")
             elif name not in ADVISORY:
                 unknown.append(name)
         return unknown
