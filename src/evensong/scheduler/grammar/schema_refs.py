@@ -44,7 +44,7 @@ class References:
 
     def __init__(self, root: Any, *, old: bool) -> None:
         # `old`: drafts up to 7, where `$id: "#name"` was the anchor, and nothing beside a `$ref` counts.
-        self._old = old
+        self.old = old
         self._resources: dict[str, tuple[Any, str]] = {}
         self._anchors: dict[tuple[str, str], tuple[Any, str]] = {}
         self._bases: dict[int, str] = {}
@@ -91,8 +91,8 @@ class References:
             node, path, base = todo.pop()
             if not isinstance(node, dict):
                 continue
-            name = node.get("$id", node.get("id") if self._old else None)
-            if isinstance(name, str) and not (self._old and "$ref" in node):
+            name = node.get("$id", node.get("id") if self.old else None)
+            if isinstance(name, str) and not (self.old and "$ref" in node):
                 if name.startswith("#"):
                     self._anchors[base, name[1:]] = (node, path)
                 else:

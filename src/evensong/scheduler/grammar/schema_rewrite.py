@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from evensong.scheduler.grammar import schema_arrays, schema_objects, schema_values
+from evensong.scheduler.grammar.schema_apart import Apart
 from evensong.scheduler.grammar.schema_conditions import alternatives, conditions, split
 from evensong.scheduler.grammar.schema_errors import malformed, refused, step, too_large
 from evensong.scheduler.grammar.schema_names import only_matches
@@ -60,6 +61,7 @@ class Rewriter:
         self.divisor: Decimal | None = None
         self._root = root
         self.references = References(root, old=self.old)
+        self._apart = Apart(self.references)
         self._names: dict[str, str] = {}
         self._waiting: list[tuple[Any, str, str, str]] = []
         self._nodes = 0
@@ -144,7 +146,7 @@ class Rewriter:
                 written["type"] = _types(value, path)
             elif keyword in ("allOf", "anyOf", "oneOf"):
                 self.note(keyword, path)
-                self._combined(keyword, value, path, base, inner, written)
+                self._combined(keyword, node, path, base, inner, written)
             elif keyword in schema_values.KEYWORDS and "values" not in done:
                 done.add("values")
                 schema_values.rewrite(self, node, path, written)
@@ -157,12 +159,24 @@ class Rewriter:
         conditions(self, node, path, base, inner, written)
 
     def _combined(
-        self, keyword: str, value: object, path: str, base: str, inner: Callable[..., Any], written: dict[str, Any]
+        self,
+        keyword: str,
+        node: dict[str, Any],
+        path: str,
+        base: str,
+        inner: Callable[..., Any],
+        written: dict[str, Any],
     ) -> None:
+        value = node[keyword]
         if not isinstance(value, list) or not value:
             raise malformed(keyword, path, "must be a list of schemas")
         options = [inner(each, keyword, index) for index, each in enumerate(value)]
-        if keyword == "oneOf" and self.split and len(options) > 1:
+        if keyword == "oneOf" and self._apart.all(value, path, base):
+            if "anyOf" in node:
+                self.conjoin(written, {"anyOf": options})
+            else:
+                written["anyOf"] = options
+        elif keyword == "oneOf" and self.split and len(options) > 1:
             apart = split(self, value, options, path, base)
             written[_APART] = [*written.get(_APART, []), (apart, "properties" in written)]
         else:

@@ -183,6 +183,25 @@ MEANINGS: dict[str, tuple[Any, list[str], list[str]]] = {
         ["6", "-1"],
         ["3", "0"],
     ),
+    "oneOf of definitions that a property tells apart": (
+        {
+            "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+            "$defs": {
+                "Cat": {
+                    "type": "object",
+                    "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
+                    "required": ["kind", "lives"],
+                },
+                "Dog": {
+                    "type": "object",
+                    "properties": {"kind": {"const": "dog"}, "bark": {"type": "number", "multipleOf": 0.5}},
+                    "required": ["kind"],
+                },
+            },
+        },
+        ['{"kind": "cat", "lives": 9}', '{"kind": "dog", "bark": 0.5}'],
+        ['{"kind": "cat"}', '{"kind": "cow"}', "{}"],
+    ),
     "unevaluatedProperties by itself": (
         {"type": "object", "properties": {"a": True}, "unevaluatedProperties": False},
         ['{"a": 1}'],
