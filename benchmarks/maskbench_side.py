@@ -33,7 +33,7 @@ class _Guidance:
         self._prepare: Callable[[str], str] = self._library.LLMatcher.grammar_from_json_schema
         self._limits = None
         if prepared:
-            self._prepare = import_module("evensong.scheduler.grammar.json_schema").prepare_schema
+            self._prepare = import_module("evensong.scheduler.grammar.schema.prepare").prepare_schema
             self._limits = import_module("evensong.scheduler.grammar.limits").parser_limits()
 
     def compile(self, schema: str) -> Callable[[], Walk]:

@@ -20,7 +20,7 @@ import jsonschema_rs
 from evensong import LLM, SamplingParams
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
-from evensong.scheduler.grammar.json_schema import prepare_schema
+from evensong.scheduler.grammar.schema.prepare import prepare_schema
 
 SAMPLES, REDRAWS, MAX_TOKENS = 3, 5, 512
 SHOWN = 10

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evensong.protocol.errors import RequestError
-from tests.unit.scheduler.grammar.walking import Grammar
+from tests.unit.scheduler.grammar.schema.walking import Grammar
 
 TEXTS = ["", "a", "b", "ab", "abc", "foo", "a1", '"', "\\", "é", "🎉", "a\nb", "x y", "2021-02-29", "1.2.3.4", "a@b.c"]
 NUMBERS = [0, 1, -1, 2, 3, 5, 7, 10, 100, 0.5, -0.5, 1.5, 2.25, 99, 0.75, -10, 0.1, 3.75, 2.2, -0.7]

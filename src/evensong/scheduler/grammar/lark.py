@@ -8,8 +8,8 @@ import re
 from llguidance.gbnf_to_lark import any_to_lark
 
 from evensong.protocol.errors import RequestError
-from evensong.scheduler.grammar.json_schema import prepare_schema_object
 from evensong.scheduler.grammar.limits import one_line
+from evensong.scheduler.grammar.schema.prepare import prepare_schema_object
 
 PARAM = "structured_outputs"
 # The library's converter takes a time that grows with the square of this, in Python: a tenth of a second here.

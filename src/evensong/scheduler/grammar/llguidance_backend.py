@@ -10,9 +10,9 @@ import llguidance
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
 from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, GrammarFault, Matcher
-from evensong.scheduler.grammar.json_schema import prepare_schema
 from evensong.scheduler.grammar.lark import user_lark
 from evensong.scheduler.grammar.limits import one_line, parser_limits
+from evensong.scheduler.grammar.schema.prepare import prepare_schema
 from evensong.scheduler.grammar.structural_tag import structural_tag_grammar
 from evensong.scheduler.grammar.trial import try_grammar
 from evensong.scheduler.grammar.vocabulary import Vocabulary, clear_bits, has_bit

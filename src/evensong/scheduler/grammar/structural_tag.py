@@ -11,8 +11,8 @@ import llguidance
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
-from evensong.scheduler.grammar.json_schema import prepare_schema_object
 from evensong.scheduler.grammar.lark import user_lark
+from evensong.scheduler.grammar.schema.prepare import prepare_schema_object
 
 PARAM = "structured_outputs"
 MAX_DEPTH = 32

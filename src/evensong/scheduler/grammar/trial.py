@@ -2,7 +2,7 @@
 
 llguidance counts most of what it does, but not how deep it calls itself: a grammar of some thousand rules, each made of
 the next, ends the process that compiles it (measured, 1.9.1). Schemas are bounded before they get there
-(scheduler/grammar/json_schema.py); for everything else the kernel bounds a trial: so many seconds of processor time,
+(scheduler/grammar/schema/prepare.py); for everything else the kernel bounds a trial: so many seconds of processor time,
 whatever else runs, and so much memory.
 """
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from evensong.scheduler.grammar.schema_errors import malformed, refused
-from evensong.scheduler.grammar.schema_formats import FORMAT_LENGTHS, TEXT_FORMATS
-from evensong.scheduler.grammar.schema_pattern import PatternError, literal, none_of
-from evensong.scheduler.grammar.schema_refs import NAMED, ONE
-from evensong.scheduler.grammar.schema_values import MAX_LENGTH, count, pattern
+from evensong.scheduler.grammar.schema.errors import malformed, refused
+from evensong.scheduler.grammar.schema.formats import FORMAT_LENGTHS, TEXT_FORMATS
+from evensong.scheduler.grammar.schema.pattern import PatternError, literal, none_of
+from evensong.scheduler.grammar.schema.refs import NAMED, ONE
+from evensong.scheduler.grammar.schema.values import MAX_LENGTH, count, pattern
 
 _BYTES = LLTokenizer("byte")
 _KNOWN = frozenset(("const", "enum", "format", "maxLength", "minLength", "pattern"))

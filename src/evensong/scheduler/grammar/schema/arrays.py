@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from evensong.scheduler.grammar.schema_errors import malformed, refused
-from evensong.scheduler.grammar.schema_values import count
+from evensong.scheduler.grammar.schema.errors import malformed, refused
+from evensong.scheduler.grammar.schema.values import count
 
 if TYPE_CHECKING:
-    from evensong.scheduler.grammar.schema_rewrite import Rewriter
+    from evensong.scheduler.grammar.schema.rewrite import Rewriter
 
 KEYWORDS = frozenset(
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from evensong.scheduler.grammar.schema_errors import malformed, refused, step
+from evensong.scheduler.grammar.schema.errors import malformed, refused, step
 
 # Keywords whose value is one schema, a list of schemas, or schemas by name.
 ONE = [

@@ -14,10 +14,10 @@ from llguidance import LLMatcher
 
 from evensong.protocol.errors import RequestError
 from evensong.scheduler.grammar.limits import parser_limits
-from evensong.scheduler.grammar.schema_errors import PARAM, malformed, refused, too_large
-from evensong.scheduler.grammar.schema_names import never_both
-from evensong.scheduler.grammar.schema_pattern import PatternError, search_body
-from evensong.scheduler.grammar.schema_rewrite import Rewriter
+from evensong.scheduler.grammar.schema.errors import PARAM, malformed, refused, too_large
+from evensong.scheduler.grammar.schema.names import never_both
+from evensong.scheduler.grammar.schema.pattern import PatternError, search_body
+from evensong.scheduler.grammar.schema.rewrite import Rewriter
 
 MAX_BYTES = 96 * 1024
 MAX_JSON_DEPTH = 200

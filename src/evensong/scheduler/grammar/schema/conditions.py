@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from evensong.protocol.errors import RequestError
-from evensong.scheduler.grammar import schema_arrays, schema_objects, schema_values
-from evensong.scheduler.grammar.schema_errors import malformed, refused, step
-from evensong.scheduler.grammar.schema_pattern import PatternError, none_of
+from evensong.scheduler.grammar.schema import arrays as schema_arrays
+from evensong.scheduler.grammar.schema import objects as schema_objects
+from evensong.scheduler.grammar.schema import values as schema_values
+from evensong.scheduler.grammar.schema.errors import malformed, refused, step
+from evensong.scheduler.grammar.schema.pattern import PatternError, none_of
 
 if TYPE_CHECKING:
-    from evensong.scheduler.grammar.schema_rewrite import Rewriter
+    from evensong.scheduler.grammar.schema.rewrite import Rewriter
 
 MAX_DEPTH = 8
 MAX_ALTERNATIVES = 64

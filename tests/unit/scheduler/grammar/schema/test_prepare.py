@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evensong.protocol.errors import RequestError
-from evensong.scheduler.grammar.json_schema import MAX_BYTES, prepare_schema, prepare_schema_object
-from tests.unit.scheduler.grammar.walking import Grammar
+from evensong.scheduler.grammar.schema.prepare import MAX_BYTES, prepare_schema, prepare_schema_object
+from tests.unit.scheduler.grammar.schema.walking import Grammar
 
 REFUSED = {
     "contains": {"contains": {"type": "string"}},

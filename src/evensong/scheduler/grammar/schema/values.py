@@ -7,17 +7,17 @@ from decimal import ROUND_DOWN, Decimal
 from typing import TYPE_CHECKING, Any
 
 from evensong.protocol.text import has_lone_surrogate
-from evensong.scheduler.grammar.schema_errors import malformed, refused, too_large
-from evensong.scheduler.grammar.schema_formats import (
+from evensong.scheduler.grammar.schema.errors import malformed, refused, too_large
+from evensong.scheduler.grammar.schema.formats import (
     FORMAT_LENGTHS,
     FREE_FORMATS,
     NUMBER_FORMATS,
     TEXT_FORMATS,
 )
-from evensong.scheduler.grammar.schema_pattern import PatternError, translate_pattern
+from evensong.scheduler.grammar.schema.pattern import PatternError, translate_pattern
 
 if TYPE_CHECKING:
-    from evensong.scheduler.grammar.schema_rewrite import Rewriter
+    from evensong.scheduler.grammar.schema.rewrite import Rewriter
 
 KEYWORDS = frozenset(
     [

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.schema_instances import canonical, write
 
 from evensong.protocol.errors import RequestError
-from tests.unit.scheduler.grammar.walking import Grammar
+from tests.unit.scheduler.grammar.schema.walking import Grammar
 
-DATA = Path(__file__).resolve().parents[5] / "shared" / "data" / "jsonschema"
+DATA = Path(__file__).resolve().parents[6] / "shared" / "data" / "jsonschema"
 MASKBENCH = DATA / "maskbench"
 SUITE = DATA / "JSON-Schema-Test-Suite" / "tests" / "draft2020-12"
 EVERY = 8  # of MaskBench's files

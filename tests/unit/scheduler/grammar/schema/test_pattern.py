@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from evensong.scheduler.grammar.schema_pattern import PatternError, none_of, translate_pattern
-from tests.unit.scheduler.grammar.walking import Grammar
+from evensong.scheduler.grammar.schema.pattern import PatternError, none_of, translate_pattern
+from tests.unit.scheduler.grammar.schema.walking import Grammar
 
 FOUND: dict[str, tuple[list[str], list[str]]] = {
     "^a|b$": (["axx", "xxb"], ["xay", "ba"]),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from evensong.protocol.errors import RequestError
-from evensong.scheduler.grammar.schema_refs import References
+from evensong.scheduler.grammar.schema.refs import References
 
 MAX_DEPTH = 6
 MAX_COMPARISONS = 4000

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from evensong.scheduler.grammar import schema_arrays, schema_objects, schema_values
-from evensong.scheduler.grammar.schema_apart import Apart
-from evensong.scheduler.grammar.schema_conditions import alternatives, conditions, split
-from evensong.scheduler.grammar.schema_errors import malformed, refused, step, too_large
-from evensong.scheduler.grammar.schema_names import only_matches
-from evensong.scheduler.grammar.schema_progress import check_progress
-from evensong.scheduler.grammar.schema_refs import References
+from evensong.scheduler.grammar.schema import arrays as schema_arrays
+from evensong.scheduler.grammar.schema import objects as schema_objects
+from evensong.scheduler.grammar.schema import values as schema_values
+from evensong.scheduler.grammar.schema.apart import Apart
+from evensong.scheduler.grammar.schema.conditions import alternatives, conditions, split
+from evensong.scheduler.grammar.schema.errors import malformed, refused, step, too_large
+from evensong.scheduler.grammar.schema.names import only_matches
+from evensong.scheduler.grammar.schema.progress import check_progress
+from evensong.scheduler.grammar.schema.refs import References
 
 MAX_DEPTH = 64
 MAX_NODES = 10_000

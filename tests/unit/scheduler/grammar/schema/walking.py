@@ -9,8 +9,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from evensong.scheduler.grammar.json_schema import prepare_schema
 from evensong.scheduler.grammar.limits import parser_limits
+from evensong.scheduler.grammar.schema.prepare import prepare_schema
 
 BYTES = LLTokenizer("byte")
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from evensong.protocol.text import has_lone_surrogate
-from evensong.scheduler.grammar.schema_errors import malformed, refused, too_large
-from evensong.scheduler.grammar.schema_names import Names, matching, only_matches
-from evensong.scheduler.grammar.schema_pattern import none_of
-from evensong.scheduler.grammar.schema_values import count, pattern
+from evensong.scheduler.grammar.schema.errors import malformed, refused, too_large
+from evensong.scheduler.grammar.schema.names import Names, matching, only_matches
+from evensong.scheduler.grammar.schema.pattern import none_of
+from evensong.scheduler.grammar.schema.values import count, pattern
 
 if TYPE_CHECKING:
-    from evensong.scheduler.grammar.schema_rewrite import Rewriter
+    from evensong.scheduler.grammar.schema.rewrite import Rewriter
 
 KEYWORDS = frozenset(
     [

@@ -1,0 +1,1 @@
+"""A user's JSON Schema, checked and written anew in what the grammar library enforces exactly."""
