@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -272,14 +269,6 @@ def test_text_comes_while_it_is_written(server: Server) -> None:
         deltas = [event["choices"][0]["delta"] for event in events(response) if event["choices"]]
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert len(calls) > 4 and [("name" in call["function"]) for call in calls] == [True] + [False] * (len(calls) - 1)
-
-
-@pytest.mark.parametrize("name", ["tools", "reasoning"])
-def test_the_example(server: Server, name: str) -> None:
-    script = Path(__file__).parents[2] / "examples" / f"{name}.py"
-    done = subprocess.run([sys.executable, script, f"{server.url}/v1"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert ("tool_calls get_weather {" if name == "tools" else "]") in done.stdout
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="the leaderboard's data is not beside this folder")
