@@ -1,8 +1,6 @@
 // Segments that know of sequences: rotary embedding with the cache, attention, sampling.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <vector>
 
 #include "program.h"
@@ -87,11 +85,6 @@ class Attention : public Segment {
   std::int64_t most_floats_ = 0;
 };
 
-// Where, in a thread's scratch, the masked copy of a row lies.
-std::size_t mask_offset(const Program& program) {
-  return (program.kernels().sample_scratch(program.limits().vocab_size) + 63) / 64 * 64;
-}
-
 class Sampling : public Segment {
  public:
   Sampling(Program& program, const Buffer& logits) : program_(program), logits_(logits) {}
@@ -107,7 +100,7 @@ class Sampling : public Segment {
     if (program_.best_logits.used)
       token = best_token(unit);
     else if (row.kind == static_cast<std::int32_t>(SampleKind::draw))
-      token = program_.kernels().sample(allowed(step, row, logits, scratch), count, row.params, scratch).token;
+      token = program_.kernels().sample(logits, count, row.params, mask_of(step, row), scratch).token;
     else if (row.kind == static_cast<std::int32_t>(SampleKind::given))
       token = row.token;
     output.tokens[i] = token;
@@ -121,27 +114,8 @@ class Sampling : public Segment {
   }
 
  private:
-  // The logits of what may be drawn, and -inf elsewhere: a copy behind the sampler's own scratch. Log-probabilities
-  // are of the row itself.
-  const float* allowed(const Step& step, const SampleRow& row, const float* logits, Scratch scratch) const {
-    if (row.mask < 0) return logits;
-    const std::int64_t count = program_.limits().vocab_size;
-    auto* out = reinterpret_cast<float*>(scratch.data + mask_offset(program_));
-    const std::uint32_t* words = step.masks.data() + row.mask * step.mask_words;
-    for (std::int64_t first = 0; first < count; first += 32) {
-      const std::uint32_t word = words[first / 32];
-      const std::int64_t size = std::min<std::int64_t>(32, count - first);
-      if (word == 0xffffffffu) {
-        std::memcpy(out + first, logits + first, sizeof(float) * static_cast<std::size_t>(size));
-        continue;
-      }
-      std::fill_n(out + first, size, -std::numeric_limits<float>::infinity());
-      for (std::uint32_t bits = word; bits != 0; bits &= bits - 1) {
-        const int place = __builtin_ctz(bits);
-        if (place < size) out[first + place] = logits[first + place];
-      }
-    }
-    return out;
+  static const std::uint32_t* mask_of(const Step& step, const SampleRow& row) {
+    return row.mask < 0 ? nullptr : step.masks.data() + row.mask * step.mask_words;
   }
 
   // The lowest id of the largest logit; -1 where the kernel's `sample` says so.
@@ -223,7 +197,7 @@ std::unique_ptr<Segment> make_attention(Program& program, const LayerCache& cach
 std::unique_ptr<Segment> make_sampling(Program& program, int logits) {
   const Buffer& source = program.buffer(logits);
   check(source.type == DType::f32 && source.width >= program.limits().vocab_size, "logits do not fit their buffer");
-  program.need_scratch(mask_offset(program) + sizeof(float) * static_cast<std::size_t>(program.limits().vocab_size));
+  program.need_scratch(program.kernels().sample_scratch(program.limits().vocab_size));
   return std::make_unique<Sampling>(program, source);
 }
 

@@ -76,7 +76,7 @@ nb::object sample_rows(const Input& logits, const std::vector<double>& temperatu
     nb::gil_scoped_release release;
     const Scratch scratch = scratch_of(kernels.sample_scratch(count));
     for (std::size_t i = 0; i < rows; ++i)
-      tokens[i] = kernels.sample(data + i * columns, count, params[i], scratch).token;
+      tokens[i] = kernels.sample(data + i * columns, count, params[i], nullptr, scratch).token;
   }
   return nb::cast(make_array(std::move(tokens), {rows}));
 }
@@ -90,7 +90,7 @@ std::int64_t draw(const Input& logits, double temperature, double top_p, double 
   const SampleParams params{temperature, top_p, min_p, top_k, seed_of(seed), static_cast<std::uint64_t>(position)};
   check_params(params, position);
   nb::gil_scoped_release release;
-  return kernels.sample(data, count, params, scratch_of(kernels.sample_scratch(count))).token;
+  return kernels.sample(data, count, params, nullptr, scratch_of(kernels.sample_scratch(count))).token;
 }
 
 nb::tuple logprobs(const Input& row, std::int64_t token, std::int64_t num_best, const std::string& isa) {

@@ -164,7 +164,9 @@ struct Kernels {
   std::size_t (*attention_scratch)(const AttentionArgs& args, std::int32_t num_queries);
   std::int32_t query_block;  // queries of a prompt that are best handed in together
 
-  SampleResult (*sample)(const float* logits, std::int64_t count, const SampleParams& params, Scratch scratch);
+  // `mask`: a bit for each id that may be drawn, the lowest first, in words that reach to `count`; nullptr: any may.
+  SampleResult (*sample)(const float* logits, std::int64_t count, const SampleParams& params, const std::uint32_t* mask,
+                         Scratch scratch);
   std::size_t (*sample_scratch)(std::int64_t count);
   LogprobResult (*logprobs)(const LogprobArgs& args, Scratch scratch);
   // The sampler's 32-bit words of these token ids.

@@ -51,6 +51,24 @@ static inline std::uint32_t to_bits(Mask mask) {
 #endif
 #endif
 
+// Lanes whose bit is set, the lowest for the first.
+static inline Mask lanes_of(std::uint32_t lane_bits) {
+#if defined(EV_AVX512) || defined(EV_AVX512_BF16)
+  return static_cast<Mask>(lane_bits);
+#else
+  return ((set1i(static_cast<std::int32_t>(lane_bits)) >> lane_numbers()) & 1) != 0;
+#endif
+}
+
+// `x`, and -inf where the mask is not set.
+static inline Vec or_never(Mask mask, Vec x) {
+#if defined(EV_AVX512) || defined(EV_AVX512_BF16)
+  return (Vec)_mm512_mask_blend_ps(mask, (__m512)set1(-__builtin_inff()), (__m512)x);
+#else
+  return select(mask, x, set1(-__builtin_inff()));
+#endif
+}
+
 // Floats of a row from p on, of which `left` are there; the rest is -inf.
 static inline Vec load_part(const float* p, std::int64_t left) {
   if (left >= kLanes) return load(p);

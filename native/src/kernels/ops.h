@@ -32,7 +32,8 @@ std::int64_t partial_size(const AttentionArgs& args);
 std::size_t attention_scratch(const AttentionArgs& args, std::int32_t num_queries);
 
 // sampling.cpp
-SampleResult sample(const float* logits, std::int64_t count, const SampleParams& params, Scratch scratch);
+SampleResult sample(const float* logits, std::int64_t count, const SampleParams& params, const std::uint32_t* mask,
+                    Scratch scratch);
 std::size_t sample_scratch(std::int64_t count);
 LogprobResult logprobs(const LogprobArgs& args, Scratch scratch);
 void random_words(std::uint64_t seed, std::uint64_t position, const std::int64_t* ids, std::int64_t count,

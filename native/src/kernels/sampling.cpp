@@ -172,7 +172,18 @@ void sort(const float* logits, std::int64_t* ids, std::int64_t size) {
 
 }  // namespace
 
-SampleResult sample(const float* logits, std::int64_t count, const SampleParams& params, Scratch scratch) {
+SampleResult sample(const float* logits, std::int64_t count, const SampleParams& params, const std::uint32_t* mask,
+                    Scratch scratch) {
+  if (mask != nullptr) {
+    if (params.temperature < kGreedyBelow) return {best_allowed(logits, count, mask)};
+    // Behind the bins: a copy in which nothing else can be drawn.
+    float* copy = reinterpret_cast<float*>(scratch.data + kBinBytes);
+    for (std::int64_t start = 0; start < count; start += kLanes) {
+      const Vec x = load_part(logits + start, count - start);
+      store(copy + start, or_never(lanes_of(allowed_bits(mask, start)), x));
+    }
+    logits = copy;
+  }
   const Row row = survey(logits, count);
   if (!row.finite) return {-1};
   if (params.temperature < kGreedyBelow) return {find(row, row.best, 1)};
@@ -183,7 +194,9 @@ SampleResult sample(const float* logits, std::int64_t count, const SampleParams&
   return {draw(row, kept, params)};
 }
 
-std::size_t sample_scratch(std::int64_t) { return kBinBytes; }
+std::size_t sample_scratch(std::int64_t count) {
+  return kBinBytes + sizeof(float) * static_cast<std::size_t>((count + kLanes - 1) / kLanes * kLanes);
+}
 
 LogprobResult logprobs(const LogprobArgs& args, Scratch scratch) {
   const Row row = survey(args.logits, args.count);

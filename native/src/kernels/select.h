@@ -53,6 +53,34 @@ static inline Row survey(const float* logits, std::int64_t count) {
   return row;
 }
 
+// Bits of the tokens from `start` on, one a lane; `mask` has 32 a word, the lowest id first.
+static inline std::uint32_t allowed_bits(const std::uint32_t* mask, std::int64_t start) {
+  static_assert(32 % kLanes == 0, "a vector's tokens lie in one word");
+  return mask[start / 32] >> (start % 32) & ((std::uint32_t{1} << kLanes) - 1);
+}
+
+// The lowest id of the largest logit whose bit is set; -1 where a NaN or +inf is among them, or nothing but -inf.
+static inline std::int64_t best_allowed(const float* logits, std::int64_t count, const std::uint32_t* mask) {
+  float best = -__builtin_inff();
+  std::int64_t token = -1;
+  Mask nan{};
+  for (std::int64_t start = 0; start < count; start += kLanes) {
+    const std::uint32_t lane_bits = allowed_bits(mask, start);
+    if (lane_bits == 0) continue;
+    const Vec x = or_never(lanes_of(lane_bits), load_part(logits + start, count - start));
+    nan |= unordered(x, x);
+    // Few vectors hold a new best: ids ascend, so an equal one is none.
+    std::uint32_t hits = to_bits(at_least(x, set1(from_key(to_key(best) + 1))));
+    for (; hits != 0; hits &= hits - 1) {
+      const int lane = __builtin_ctz(hits);
+      if (!(x[lane] > best)) continue;
+      best = x[lane];
+      token = start + lane;
+    }
+  }
+  return to_bits(nan) == 0 && __builtin_fabsf(best) <= __FLT_MAX__ ? token : -1;
+}
+
 // The id of the `number`-th token, from 1, whose logit is `value`; there are that many.
 static inline std::int64_t find(const Row& row, float value, std::int64_t number) {
   const Vec wanted = set1(value);

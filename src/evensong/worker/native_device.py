@@ -130,20 +130,24 @@ class NativeDevice(Device):
     def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
         assert self._running is not None, "finish without start"
         (ticket, inputs), self._running = self._running, None
-        results = self._engine.wait(ticket)
-        self._last = inputs
         rows = with_masks(self._rows, masks)
-        if self._deferred is not None:
-            results = self._draw(inputs, self._deferred, rows)
+        # Handed in while the model runs: it follows at once.
+        drawing = None if self._deferred is None else self._draw(inputs, self._deferred, rows)
+        try:
+            results = self._engine.wait(ticket)
+        finally:
+            if drawing is not None:
+                results = self._engine.wait(drawing)
+        self._last = inputs
         return [self._sampled(index, row, results) for index, row in enumerate(rows)]
 
-    def _draw(self, inputs: tuple[Any, ...], sample_rows: Any, rows: Sequence[SamplingRow]) -> Any:
-        """The sampler alone, over the logits that the step has left."""
+    def _draw(self, inputs: tuple[Any, ...], sample_rows: Any, rows: Sequence[SamplingRow]) -> int:
+        """The sampler alone, over the logits that the step before it leaves; a ticket."""
         plan = self._recording
-        ticket = self._engine.submit(
+        ticket: int = self._engine.submit(
             plan.program, *inputs, sample_rows, rows_of(rows), first=plan.sampling_begins, masks=masks_of(rows)
         )
-        return self._engine.wait(ticket)
+        return ticket
 
     def _sampled(self, index: int, row: SamplingRow, results: Any) -> Sampled:
         if row_changes_logits(row):

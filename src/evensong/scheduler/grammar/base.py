@@ -41,7 +41,7 @@ class CompiledGrammar(ABC):
 
     @abstractmethod
     def start(self) -> Matcher:
-        """A matcher at the beginning, which shares nothing that changes with any other. Called in any thread."""
+        """A matcher at the beginning; what others do changes nothing of what it says. Called in any thread."""
 
 
 class Backend(ABC):

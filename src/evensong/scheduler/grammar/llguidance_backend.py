@@ -53,10 +53,11 @@ class _Tokens:
 
 
 class _Compiled(CompiledGrammar):
-    """A grammar that is known to compile; every matcher compiles it anew.
+    """A grammar that is known to compile.
 
-    Copies of a matcher share the states that its lexer has found. Whether an output reaches a limit would then depend
-    on the outputs before it (measured, 1.9.1).
+    Copies of a matcher share the states that its lexer has found: what one output met is there for the next. They also
+    share the limit on those states (measured, 1.9.1), which would make an output's end depend on others. So a copy that
+    reaches it goes on alone (`_Matcher`), and the next output begins with a matcher compiled anew.
     """
 
     def __init__(self, kind: str, grammar: str, tokenizer: Any, vocabulary: Vocabulary) -> None:
@@ -64,46 +65,65 @@ class _Compiled(CompiledGrammar):
         self._grammar = grammar
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
-        # The one that has shown it. Taken once, whichever threads ask.
-        self._spare = [self._new()]
+        self._shared: Any = self.compile()
 
     def start(self) -> Matcher:
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return self._new()
+        shared = self._shared
+        if shared is None:
+            shared = self._shared = self.compile()
+        return _Matcher(shared.deep_copy(), self, self._vocabulary)
 
-    def _new(self) -> Matcher:
+    def wear_out(self) -> None:
+        """The states that are shared are too many for others to join."""
+        self._shared = None
+
+    def compile(self) -> Any:
+        """A matcher of the library's that shares nothing. Raises RequestError."""
         matcher = llguidance.LLMatcher(self._tokenizer, self._grammar, log_level=0, limits=parser_limits())
+        if not matcher.is_error():
+            # The first mask takes the most: what is too much at once is refused here.
+            matcher.compute_bitmask()
         if matcher.is_error():
             raise _refusal(self._kind, matcher.get_error())
-        made = _Matcher(matcher, self._vocabulary)
-        try:
-            # The first mask takes the most: what is too much at once is refused here.
-            made.fill(self._vocabulary.new_row())
-        except GrammarFault as fault:
-            raise _refusal(self._kind, str(fault)) from fault
-        return made
+        return matcher
 
 
 class _Matcher(Matcher):
-    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: Any, grammar: _Compiled, vocabulary: Vocabulary) -> None:
         self._matcher = matcher
+        self._grammar = grammar
         self._end_id = vocabulary.end_id
+        self._shares = True
+        self._token_ids: list[int] = []
 
     def fill(self, row: Bitmask) -> bool:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
-            raise GrammarFault(one_line(self._matcher.get_error()))
+            self._go_alone(row)
         may_end = has_bit(row, self._end_id)
         clear_bits(row, [self._end_id])
         return may_end
 
     def accept(self, token_id: int) -> bool:
+        self._token_ids.append(token_id)
         return bool(self._matcher.consume_token(token_id))
 
     def rollback(self, num_tokens: int) -> None:
+        del self._token_ids[len(self._token_ids) - num_tokens :]
         self._matcher.rollback(num_tokens)
+
+    def _go_alone(self, row: Bitmask) -> None:
+        """The mask as it is where no other output shares anything: every step once more, as if it had been so."""
+        if self._shares:
+            self._shares = False
+            self._grammar.wear_out()
+            self._matcher = self._grammar.compile()
+            for token_id in self._token_ids:
+                self._matcher.compute_bitmask()
+                self._matcher.consume_token(token_id)
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            raise GrammarFault(one_line(self._matcher.get_error()))
 
 
 def grammar_text(params: StructuredOutputsParams, vocabulary: Vocabulary) -> str:

@@ -20,7 +20,7 @@ from evensong.scheduler.grammar.vocabulary import Vocabulary
 
 NUM_THREADS = 2
 # Compiled grammars that are kept; the least lately used goes first.
-MAX_CACHED = 128
+MAX_CACHED = 64
 MAX_CACHED_CHARACTERS = 16 * 1024 * 1024
 
 # Loaded by name: a core whose requests are not constrained loads no grammar library.
