@@ -24,7 +24,7 @@ class RowProcessor(Protocol):
         """Changes `logits` [vocab_size] in place; returns what went wrong."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SamplingRow:
     """One request at the position that is to be sampled: its settings and its tokens so far.
 
