@@ -84,7 +84,9 @@ class XGrammar(Backend):
             case "grammar":
                 return compiler.compile_grammar(str(params.grammar))
             case _:
-                tag = {"type": "structural_tag", "format": format_of(str(params.structural_tag))}
+                form = format_of(str(params.structural_tag))
+                _check_schemas_in(form)
+                tag = {"type": "structural_tag", "format": form}
                 return compiler.compile_structural_tag(json.dumps(tag, ensure_ascii=False))
 
 
@@ -115,6 +117,20 @@ class _Matcher(Matcher):
 
     def rollback(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)
+
+
+def _check_schemas_in(form: Any, depth: int = 0) -> None:
+    """Checks the schemas of a structural tag's formats."""
+    if depth > MAX_DEPTH:
+        raise _refused(f"structural_tag is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(form, list):
+        for one in form:
+            _check_schemas_in(one, depth + 1)
+    elif isinstance(form, dict) and form.get("type") == "json_schema":
+        check_schema(form.get("json_schema", True))
+    elif isinstance(form, dict):
+        for one in form.values():
+            _check_schemas_in(one, depth + 1)
 
 
 def check_schema(schema: Any, depth: int = 0) -> None:

@@ -199,6 +199,12 @@ def test_xgrammar_refuses_keywords_that_it_does_not_enforce(schema: dict[str, An
         compiled("xgrammar", json=schema)
 
 
+def test_xgrammar_refuses_them_in_structural_tags_too() -> None:
+    sequence = {"type": "sequence", "elements": [tag("f", {"type": "string", "pattern": "a"})]}
+    with pytest.raises(RequestError, match="'pattern' is not enforced by xgrammar"):
+        compiled("xgrammar", **of_format(sequence))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
