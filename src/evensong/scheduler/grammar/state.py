@@ -9,6 +9,9 @@ from evensong.protocol.request import EngineCoreRequest
 from evensong.scheduler.grammar.base import Bitmask, GrammarFault, Matcher
 from evensong.scheduler.grammar.reasoning import ReasoningGate
 from evensong.scheduler.grammar.vocabulary import Vocabulary, clear_bits, has_bit, set_bits
+from evensong.utils.logging import get_logger
+
+logger = get_logger(__name__)
 
 
 class RequestGrammar:
@@ -55,8 +58,8 @@ class RequestGrammar:
             if self._matcher is None:
                 return False
             self._fill_content(self._matcher, row)
-        except GrammarFault as fault:
-            self.fault = str(fault)
+        except BaseException as error:
+            self.fault = _fault_of(error)
             return False
         return True
 
@@ -72,30 +75,34 @@ class RequestGrammar:
             if not self.fill(row):
                 if self.fault is not None:
                     break
-                row[:] = self._vocabulary.new_row(full=True)
+                row[:] = self._vocabulary.full_row
             written += 1
             if draft is None or not has_bit(row, draft) or draft in self._ends:
                 break
-            inside = self._gate is not None and not self._gate.open
-            self.accept(draft)
-            num_accepted += not inside and matcher is not None
+            num_accepted += self.accept(draft)
         self._gate = gate
         if matcher is not None and num_accepted:
             matcher.rollback(num_accepted)
         return written
 
-    def accept(self, token_id: int) -> None:
-        """A token of the output. One that the grammar does not know is noted in `fault`."""
+    def accept(self, token_id: int) -> bool:
+        """A token of the output; True if it went to the grammar. One that does not fit is noted in `fault`."""
         if token_id in self._ends:
-            return
+            return False
         gate = self._gate
         if gate is not None and not gate.open:
             was_undecided = gate.undecided
             gate.accept(token_id)
             if not (was_undecided and gate.open):
-                return  # a token of the reasoning; else the first one of an output without any
-        if self._matcher is not None and not self._matcher.accept(token_id):
-            self.fault = f"token {token_id} does not fit the grammar"
+                return False  # a token of the reasoning; else the first one of an output without any
+        if self._matcher is None:
+            return False
+        try:
+            if not self._matcher.accept(token_id):
+                self.fault = f"token {token_id} does not fit the grammar"
+        except BaseException as error:
+            self.fault = _fault_of(error)
+        return True
 
     def accept_all(self, token_ids: Sequence[int]) -> None:
         """The tokens of an output so far."""
@@ -121,7 +128,7 @@ class RequestGrammar:
             self._fill_content(self._matcher, row)
             set_bits(row, [gate.start_token])
             return True
-        row[:] = self._vocabulary.new_row(full=True)
+        row[:] = self._vocabulary.full_row
         # An output that ended here would not be what was asked for.
         clear_bits(row, [*self._ends, *gate.tokens_past_end])
         return True
@@ -133,3 +140,13 @@ class RequestGrammar:
             set_bits(row, self._stop_ids)
             if not (self._ignore_eos and row.any()):
                 set_bits(row, self._eos_ids)
+
+
+def _fault_of(error: BaseException) -> str:
+    """What ends the request alone: a limit, or a bug of a library's. A panic of one's in Rust is no Exception."""
+    if isinstance(error, GrammarFault):
+        return str(error)
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    logger.error("a grammar library failed", exc_info=error)
+    return f"{type(error).__name__}: {error!s:.200}"

@@ -50,12 +50,17 @@ class Vocabulary:
         names = ((self.tokenizer.id_to_token(i), i) for i in self.tokenizer.special_ids if i < self.size)
         return {name: token_id for name, token_id in names if name}
 
-    def new_row(self, *, full: bool = False) -> Bitmask:
-        """A row [num_words] of no token, or of all."""
+    @cached_property
+    def full_row(self) -> Bitmask:
+        """The row [num_words] of all tokens; nobody writes into it."""
+        bits = np.arange(self.num_words * _WORD_BITS) < self.size
+        row: Bitmask = np.packbits(bits, bitorder="little").view(np.uint32)
+        row.flags.writeable = False
+        return row
+
+    def new_row(self) -> Bitmask:
+        """A row [num_words] of no token."""
         row: Bitmask = np.zeros(self.num_words, dtype=np.uint32)
-        if full:
-            bits = np.arange(self.num_words * _WORD_BITS) < self.size
-            row[:] = np.packbits(bits, bitorder="little").view(np.uint32)
         return row
 
     def tokens_past(self, marker: bytes) -> list[list[int]]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from evensong.protocol.request import EngineCoreRequest
+from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.structured import ReasoningSpec
-from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, byte_ids
+from evensong.scheduler.grammar.reasoning import ReasoningGate
+from evensong.scheduler.grammar.state import RequestGrammar
+from evensong.scheduler.grammar.vocabulary import Vocabulary, has_bit
+from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, FIRST_BYTE, byte_ids, byte_tokenizer
 from tests.unit.scheduler.grammar.matching import allowed, compiled, next_texts, request_grammar, vocabulary
 
 OPEN = ReasoningSpec("</think>", byte_ids("</think>"))
@@ -27,19 +32,19 @@ def test_nothing_ends_an_output_that_still_reasons() -> None:
 
 
 def test_tokens_that_end_the_reasoning_and_say_more_are_forbidden() -> None:
-    made = vocabulary()
-    pair = next(i for i, own in enumerate(made.token_bytes) if len(own) == 2)
-    first, second = made.token_bytes[pair][:1], made.token_bytes[pair][1:]
-    marker = b"</" + first
-    spec = ReasoningSpec(marker.decode("latin-1"), [1])
-    # A marker whose last byte begins a pair: the pair would end it and begin what follows.
-    if marker.decode("latin-1").encode() != marker:
-        spec = ReasoningSpec("ab", byte_ids("ab"))
-        assert made.tokens_past(b"ab") == [[], []]
-        return
-    state = request_grammar(compiled(regex="x"), reasoning=spec, output="</")
+    made = Vocabulary(byte_tokenizer, 300)
+    made.token_bytes = [*vocabulary().token_bytes[:300]]
+    made.token_bytes[297:300] = [b"</thi", b"nk>", b"nk>{"]
+    reasoning = ReasoningSpec("</think>", byte_ids("</think>"))
+    asked = EngineCoreRequest("a", [1], SamplingParams(seed=1), eos_token_ids=[EOS_TOKEN_ID], reasoning=reasoning)
+    state = RequestGrammar(asked, compiled(regex="x").start(), made, ReasoningGate(reasoning, None, made))
     row = made.new_row()
-    assert state.fill(row) and (pair in allowed(row)) == (not second.strip())
+    for token_id, allowed_then in ((FIRST_BYTE + ord("a"), True), (297, False)):
+        state.accept(token_id)
+        assert state.fill(row) and has_bit(row, 298)
+        assert has_bit(row, 299) == allowed_then
+    state.accept(298)
+    assert state.fill(vocabulary().new_row())
 
 
 def test_a_budget_ends_it_with_the_marker() -> None:
@@ -89,3 +94,12 @@ def test_drafts_may_run_through_the_end_of_the_reasoning() -> None:
     assert {"z", ">"} <= (next_texts(state) or set())
     state.accept_all(byte_ids(">"))
     assert next_texts(state) == {"a"}
+
+
+def test_drafts_of_an_output_that_does_not_reason_are_rolled_back() -> None:
+    state = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED)
+    rows = [vocabulary().new_row() for _ in range(3)]
+    assert state.fill_positions(rows, byte_ids("ab")) == 3
+    assert next_texts(state) == {"a", "<"}
+    state.accept_all(byte_ids("a"))
+    assert next_texts(state) == {"b"}

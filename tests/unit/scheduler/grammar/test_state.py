@@ -8,6 +8,7 @@ import random
 import pytest
 
 from evensong.scheduler.grammar import limits
+from evensong.scheduler.grammar.base import GrammarFault
 from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, FIRST_BYTE, byte_ids
 from tests.unit.scheduler.grammar.matching import allowed, compiled, next_texts, request_grammar, texts_of, vocabulary
 
@@ -84,18 +85,40 @@ def test_positions_end_at_a_draft_that_may_not_come() -> None:
     assert next_texts(state) == {"a"}
 
 
-def test_a_limit_that_is_reached_is_noted_and_no_mask_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = request_grammar(compiled(regex="a+"))
+class PanicException(BaseException):
+    """As a library in Rust raises it."""
 
+
+@pytest.mark.parametrize(
+    "error", [GrammarFault("too many items"), ZeroDivisionError("too many items"), PanicException("too many items")]
+)
+def test_what_a_library_raises_is_its_requests_fault(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def fill(self, row: object) -> bool:
-            from evensong.scheduler.grammar.base import GrammarFault  # noqa: PLC0415
+            raise error
 
-            raise GrammarFault("too many items")
+        def accept(self, token_id: int) -> bool:
+            raise error
 
-    monkeypatch.setattr(state, "_matcher", Broken())
-    assert not state.fill(vocabulary().new_row())
-    assert state.fault == "too many items"
+    for call in ("fill", "accept"):
+        state = request_grammar(compiled(regex="a+"))
+        monkeypatch.setattr(state, "_matcher", Broken())
+        if call == "fill":
+            assert not state.fill(vocabulary().new_row())
+        else:
+            state.accept(FIRST_BYTE)
+        assert state.fault is not None and state.fault.endswith("too many items")
+
+
+def test_ctrl_c_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def fill(self, row: object) -> bool:
+            raise KeyboardInterrupt
+
+    state = request_grammar(compiled(regex="a+"))
+    monkeypatch.setattr(state, "_matcher", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        state.fill(vocabulary().new_row())
 
 
 def test_json_comes_raw_in_any_script() -> None:

@@ -8,7 +8,7 @@ from tests.unit.scheduler.grammar.matching import allowed, vocabulary
 
 
 def test_a_full_row_has_every_token_and_not_the_end() -> None:
-    row = vocabulary().new_row(full=True)
+    row = vocabulary().full_row
     assert allowed(row) == set(range(vocabulary().size))
     assert not has_bit(row, vocabulary().end_id)
     assert not allowed(vocabulary().new_row())
