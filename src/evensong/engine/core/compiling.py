@@ -24,7 +24,13 @@ BACKSTOP_SECONDS = 60.0
 class _Job:
     request: Request
     future: Future[RequestGrammar]
+    cancelled: threading.Event
     began: float = field(default_factory=time.monotonic)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.cancelled.set()
+        self.future.cancel()
 
 
 def _nobody() -> None:
@@ -52,8 +58,9 @@ class Compiling:
 
     def begin(self, request: Request) -> None:
         """Its grammar is compiled, behind those that came before."""
-        future = self._grammars.submit(request.source)
-        self._jobs[request.request_id] = _Job(request, future)
+        cancelled = threading.Event()
+        future = self._grammars.submit(request.source, cancelled.is_set)
+        self._jobs[request.request_id] = _Job(request, future, cancelled)
         future.add_done_callback(self._note)
 
     def take_ready(self) -> Iterator[tuple[Request, RequestGrammar | ErrorBody]]:
@@ -65,21 +72,23 @@ class Compiling:
                 yield job.request, _result_of(job)
             elif time.monotonic() - job.began > BACKSTOP_SECONDS:
                 del self._jobs[request_id]
-                job.future.cancel()
+                job.cancel()
                 logger.warning("request %s: its grammar was not compiled in %.0f s", request_id, BACKSTOP_SECONDS)
                 message = "the grammar was not compiled in time: too much is compiled at once"
                 yield job.request, ErrorBody(message, 503, "server_error", code="grammar_timeout", retry_after=5)
 
     def cancel(self, request_id: str) -> Request | None:
-        """Forgets a request; what is being compiled for it is dropped. None for an id that is not here."""
+        """Forgets a request; what is being compiled for it ends. None for an id that is not here."""
         job = self._jobs.pop(request_id, None)
         if job is None:
             return None
-        job.future.cancel()
+        job.cancel()
         return job.request
 
     def shutdown(self) -> None:
         """Compiles nothing more."""
+        for job in self._jobs.values():
+            job.cancel()
         self._grammars.shutdown()
 
     def wait(self) -> None:

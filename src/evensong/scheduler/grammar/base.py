@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from evensong.protocol.structured import StructuredOutputsParams
 
 # [num_words]: a bit for each token id, the lowest first.
 Bitmask = np.ndarray[Any, np.dtype[np.uint32]]
+
+
+def never() -> bool:
+    """Somebody waits."""
+    return False
 
 
 class GrammarFault(Exception):
@@ -48,5 +54,8 @@ class Backend(ABC):
     """One grammar library, for one vocabulary."""
 
     @abstractmethod
-    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Compiles what `params` ask for. Raises RequestError for what is malformed, too large, or not enforced."""
+    def compile(self, params: StructuredOutputsParams, cancelled: Callable[[], bool] = never) -> CompiledGrammar:
+        """Compiles what `params` ask for, in a thread; `cancelled` turns True where nobody waits for it any more.
+
+        Raises RequestError for what is malformed, too large, or not enforced.
+        """

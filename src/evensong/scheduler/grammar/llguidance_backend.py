@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import llguidance
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
-from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, GrammarFault, Matcher
+from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, GrammarFault, Matcher, never
 from evensong.scheduler.grammar.lark import user_lark
 from evensong.scheduler.grammar.limits import one_line, parser_limits
 from evensong.scheduler.grammar.schema.prepare import prepare_schema
@@ -30,10 +31,10 @@ class LLGuidance(Backend):
         wrapper = llguidance.TokenizerWrapper(_Tokens(vocabulary))
         self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=vocabulary.size + 1, eos_token=vocabulary.end_id)
 
-    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+    def compile(self, params: StructuredOutputsParams, cancelled: Callable[[], bool] = never) -> CompiledGrammar:
         grammar = grammar_text(params, self._vocabulary)
         if params.kind not in _BOUNDED:
-            try_grammar(params.kind, grammar)
+            try_grammar(params.kind, grammar, cancelled)
         return _Compiled(params.kind, grammar, self._tokenizer, self._vocabulary)
 
 

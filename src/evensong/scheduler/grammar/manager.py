@@ -13,7 +13,7 @@ import msgspec
 from evensong.protocol.errors import RequestError
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.structured import StructuredOutputsParams
-from evensong.scheduler.grammar.base import Backend, CompiledGrammar
+from evensong.scheduler.grammar.base import Backend, CompiledGrammar, never
 from evensong.scheduler.grammar.reasoning import ReasoningGate
 from evensong.scheduler.grammar.state import RequestGrammar
 from evensong.scheduler.grammar.vocabulary import Vocabulary
@@ -51,25 +51,25 @@ class StructuredOutputManager:
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         self._num_characters = 0
 
-    def submit(self, request: EngineCoreRequest) -> Future[RequestGrammar]:
+    def submit(self, request: EngineCoreRequest, cancelled: Callable[[], bool] = never) -> Future[RequestGrammar]:
         """The request's grammar, at the end of the tokens that it comes with. The future raises RequestError.
 
-        One that no thread has taken yet can be cancelled.
+        One that no thread has taken yet can be cancelled; `cancelled` ends others early.
         """
-        return self._threads.submit(self._build, request)
+        return self._threads.submit(self._build, request, cancelled)
 
     def shutdown(self) -> None:
         """Takes nothing more; what is being compiled is left to end by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _build(self, request: EngineCoreRequest) -> RequestGrammar:
+    def _build(self, request: EngineCoreRequest, cancelled: Callable[[], bool]) -> RequestGrammar:
         params = request.params
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = self._make_vocabulary()
             vocabulary = self._vocabulary
         outputs, spec = params.structured_outputs, request.reasoning
-        matcher = None if outputs is None else self._compile(outputs, vocabulary).start()
+        matcher = None if outputs is None else self._compile(outputs, vocabulary, cancelled).start()
         first_token_on = outputs is not None and outputs.enable_in_reasoning
         gate = None if spec is None or first_token_on else ReasoningGate(spec, params.thinking_token_budget, vocabulary)
         grammar = RequestGrammar(request, matcher, vocabulary, gate)
@@ -77,7 +77,9 @@ class StructuredOutputManager:
             raise RequestError(f"the output so far does not fit: {grammar.fault}", param="structured_outputs")
         return grammar
 
-    def _compile(self, outputs: StructuredOutputsParams, vocabulary: Vocabulary) -> CompiledGrammar:
+    def _compile(
+        self, outputs: StructuredOutputsParams, vocabulary: Vocabulary, cancelled: Callable[[], bool]
+    ) -> CompiledGrammar:
         key = msgspec.msgpack.encode(outputs)
         with self._lock:
             found = self._compiled.get(key)
@@ -87,7 +89,7 @@ class StructuredOutputManager:
             backend = self._backends.get(outputs.backend)
             if backend is None:
                 backend = self._backends[outputs.backend] = _load_backend(outputs.backend, vocabulary)
-        compiled = backend.compile(outputs)
+        compiled = backend.compile(outputs, cancelled)
         with self._lock:
             if key not in self._compiled:
                 self._compiled[key] = compiled

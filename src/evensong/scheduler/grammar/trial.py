@@ -15,8 +15,11 @@ import re
 import struct
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
 from evensong.protocol.errors import RequestError
+from evensong.scheduler.grammar.base import never
 from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -26,16 +29,17 @@ MEMORY_BYTES = 2 << 30
 # Only where the machine is so busy that the process does not get its seconds.
 WALL_SECONDS = 30.0
 RETRY_AFTER_SECONDS = 2
+_POLL_SECONDS = 0.05
 CHILD_MODULE = "evensong.scheduler.grammar.trial_child"
 _TOKEN_ID = re.compile(r"<\[\d+\]>")
 LENGTH = struct.Struct("<I")
 PARAM = "structured_outputs"
 
 
-def try_grammar(kind: str, grammar: str) -> None:
+def try_grammar(kind: str, grammar: str, cancelled: Callable[[], bool] = never) -> None:
     """Raises RequestError: 400 for what cannot be compiled, or not within the limits; 503 on a machine too busy to say.
 
-    `grammar` is the library's own form.
+    `grammar` is the library's own form. Where it is `cancelled` the child is ended at once.
     """
     # A trial's vocabulary is bytes: one token is as good as another.
     order = _TOKEN_ID.sub("<[0]>", grammar).encode()
@@ -55,13 +59,8 @@ def try_grammar(kind: str, grammar: str) -> None:
             with contextlib.suppress(ConnectionError):
                 child.stdin.write(LENGTH.pack(len(order)) + order)
                 child.stdin.flush()
-            code = child.wait(WALL_SECONDS)
+            code = _ended(child, cancelled)
             answer = child.stdout.read()
-        except subprocess.TimeoutExpired as error:
-            message = "the server is too busy to compile a grammar"
-            raise RequestError(
-                message, status=503, type="server_error", code="overloaded", retry_after=RETRY_AFTER_SECONDS
-            ) from error
         finally:
             child.kill()
     if code != 0:
@@ -75,3 +74,15 @@ def try_grammar(kind: str, grammar: str) -> None:
     error_text = json.loads(answer)["error"]
     if error_text is not None:
         raise RequestError(f"{kind} cannot be compiled: {error_text}", param=PARAM, code="invalid_grammar")
+
+
+def _ended(child: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> int:
+    """The child's exit code, once it has one."""
+    until = time.monotonic() + WALL_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(_POLL_SECONDS)
+        if cancelled():
+            raise RequestError("the request was aborted while its grammar was compiled", status=499)
+    message = "the server is too busy to compile a grammar"
+    raise RequestError(message, status=503, type="server_error", code="overloaded", retry_after=RETRY_AFTER_SECONDS)

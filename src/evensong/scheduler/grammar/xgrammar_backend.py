@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
-from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, Matcher
+from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, Matcher, never
 from evensong.scheduler.grammar.structural_tag import format_of
 from evensong.scheduler.grammar.vocabulary import Vocabulary, clear_bits, has_bit
 
@@ -51,7 +52,7 @@ class XGrammar(Backend):
         info = xgrammar.TokenizerInfo(tokens, vocab_size=vocabulary.size + 1, stop_token_ids=[vocabulary.end_id])
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+    def compile(self, params: StructuredOutputsParams, cancelled: Callable[[], bool] = never) -> CompiledGrammar:
         if params.whitespace_pattern is not None or params.disable_additional_properties:
             raise _refused("the backend xgrammar has no whitespace_pattern and no disable_additional_properties")
         texts = [params.json, params.regex, params.grammar, params.structural_tag, *(params.choice or ())]

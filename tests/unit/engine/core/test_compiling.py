@@ -28,8 +28,12 @@ class Slow:
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.began = threading.Event()
+        self.cancelled: Any = None
 
-    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+    def compile(self, params: StructuredOutputsParams, cancelled: Any) -> CompiledGrammar:
+        self.cancelled = cancelled
+        self.began.set()
         assert self.go.wait(20)
         if params.regex == "boom":
             raise ZeroDivisionError
@@ -97,8 +101,9 @@ def test_what_cannot_be_compiled_is_refused(core: EngineCore, slow: Slow) -> Non
 
 def test_an_abort_ends_it_before_its_admission(core: EngineCore, slow: Slow) -> None:
     core.add_request(constrained("a", client_index=3))
+    assert slow.began.wait(20) and not slow.cancelled()
     outputs = core.finish_requests(["a"], FinishReason.ABORT)
-    assert outputs[3][0].finish_reason is FinishReason.ABORT
+    assert outputs[3][0].finish_reason is FinishReason.ABORT and slow.cancelled()
     assert [(index, admission.refusal) for index, admission in core.take_admissions()] == [(3, None)]
     slow.go.set()
     time.sleep(0.05)

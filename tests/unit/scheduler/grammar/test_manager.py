@@ -54,7 +54,7 @@ def test_a_grammar_is_compiled_once(grammars: StructuredOutputManager, monkeypat
     real = backend()
 
     class Counting:
-        def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        def compile(self, params: StructuredOutputsParams, cancelled: Any) -> CompiledGrammar:
             calls.append(params)
             return real.compile(params)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from evensong.protocol.errors import RequestError
@@ -61,3 +63,11 @@ def test_deep_brackets_are_refused(text: str) -> None:
     for kind in ("grammar", "regex"):
         with pytest.raises(RequestError):
             compiled(**{kind: text + ")"})
+
+
+def test_a_trial_that_nobody_waits_for_ends_at_once() -> None:
+    terminals = chain(3000, "R{} R{}").replace("r", "R").replace("staRt", "start")
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="aborted"):
+        trial.try_grammar("grammar", terminals, lambda: time.monotonic() > began + 0.3)
+    assert time.monotonic() - began < 2
