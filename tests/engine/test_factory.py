@@ -74,7 +74,7 @@ def test_a_core_of_its_own_and_one_in_process_give_the_same_tokens(demo_model: P
 def test_each_mode_has_its_client(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     factory = "evensong.engine.client.factory"
-    monkeypatch.setattr(f"{factory}.InprocClient", lambda config: made.append("in process"))
+    monkeypatch.setattr("evensong.engine.client.inproc.InprocClient", lambda config: made.append("in process"))
     monkeypatch.setattr(f"{factory}.AsyncMPClient.launch", lambda config: made.append("async, own process"))
     make_client(False, False, config_for(demo_model))
     make_client(True, True, config_for(demo_model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -52,6 +53,12 @@ def test_kill_9_of_the_launcher_while_it_streams(tmp_path: Path, demo_model: Pat
 
 def test_health_first_then_a_drain_that_finishes_what_runs(tmp_path: Path, demo_model: Path) -> None:
     with Server(tmp_path / "log.txt", "--shutdown-timeout", "120", wait=False) as server:
+        # Held where it is, so that it is still starting however long HTTP takes to come up.
+        core = None
+        while core is None:
+            with contextlib.suppress(AssertionError):
+                core = server.child("evensong:core-0")
+        core.suspend()
         seen = None
         while seen is None:
             try:
@@ -61,6 +68,7 @@ def test_health_first_then_a_drain_that_finishes_what_runs(tmp_path: Path, demo_
         assert seen.status_code == 200
         assert server.client.get("/health/ready").status_code == 503
         assert server.post("/v1/completions", LONG).status_code == 503
+        core.resume()
         server.wait_ready()
         body = {**LONG, "max_tokens": 48, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:

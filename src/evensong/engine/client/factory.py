@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+import importlib
+from typing import Any, Literal, overload
 
 from evensong.config.sections import EngineConfig
 from evensong.engine.client.base import AsyncCoreClient, SyncCoreClient
-from evensong.engine.client.inproc import AsyncInprocClient, InprocClient
 from evensong.engine.client.mp_async import AsyncMPClient
 from evensong.engine.client.mp_sync import SyncMPClient
 
@@ -25,4 +25,9 @@ def make_client(multiprocess_mode: bool, asyncio_mode: bool, config: EngineConfi
     """A client whose core is ready; it blocks until then. Raises ConfigError or EngineStartError in one line."""
     if multiprocess_mode:
         return AsyncMPClient.launch(config) if asyncio_mode else SyncMPClient(config)
-    return AsyncInprocClient(config) if asyncio_mode else InprocClient(config)
+    # By name: it brings the whole core along, which a front end of a core in another process does without.
+    inproc: Any = importlib.import_module("evensong.engine.client.inproc")
+    client: SyncCoreClient | AsyncCoreClient = (
+        inproc.AsyncInprocClient(config) if asyncio_mode else inproc.InprocClient(config)
+    )
+    return client
