@@ -56,6 +56,7 @@ async def create_completion(request: Request, state: ServerState, form: Completi
     if form.use_beam_search and form.echo and form.logprobs is not None:
         raise RequestError("echo with logprobs cannot be used with use_beam_search", param="echo")
     job = make_job(form, engine, form.request_id or request_id, prompts, params, options)
+    job.grammar_of = form.grammar_of
     job.check = _check_of(form)
     maker = _ChoiceMaker(form, job)
     if form.stream:

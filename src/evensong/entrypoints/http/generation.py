@@ -89,10 +89,9 @@ class Job:
         except RequestError as error:
             if self.grammar_of is None or error.param != "structured_outputs":
                 raise
-            body = msgspec.structs.replace(error.body(), param=self.grammar_of)
-            raise RequestError.from_body(
-                msgspec.structs.replace(body, message=f"{self.grammar_of} cannot be enforced: {error.message}")
-            ) from error
+            message = f"{self.grammar_of}: {error.message}"
+            body = msgspec.structs.replace(error.body(), param=self.grammar_of, message=message)
+            raise RequestError.from_body(body) from error
 
     async def stop(self) -> None:
         """Ends what has not finished."""

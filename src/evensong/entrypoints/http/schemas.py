@@ -160,6 +160,11 @@ class GenerationForm(Form):
         """A last chunk with the usage was asked for."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def grammar_of(self) -> str | None:
+        """The field that structured_outputs are made of, where that is another one."""
+        return None if self.response_format is None else "response_format"
+
     def chunk_usage(self, usage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The usage field of a stream's chunk before the last: absent, null, or what has been used so far."""
         if not self.include_usage:

@@ -92,7 +92,7 @@ async def prepare_turn(request: Request, state: ServerState, form: ChatForm, req
     if tools.mode == "auto" and not state.server_config.enable_auto_tool_choice:
         raise RequestError("this server takes no tools with tool_choice auto", param="tool_choice")
     style = tool_format(state.server_config.tool_call_parser, engine.get_tokenizer().chat_template)
-    grammar_of = _constrain(params, tools, style)
+    grammar_of = _constrain(params, tools, style) or form.grammar_of
     prompt = await render_prompt(state, engine.front.inputs.chat_template, form.messages, form, tools.tools, style)
     reasoning = REASONING_FORMATS.get(engine.config.model.reasoning_parser or "")
     phase: Phase = "done" if reasoning is None else reasoning.phase(prompt, _continued(form))
