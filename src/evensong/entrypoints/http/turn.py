@@ -6,8 +6,8 @@ Every route that takes messages brings its body into a ChatForm first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -52,7 +52,7 @@ class Turn:
         reasoning = None if self.reasoning is None else ReasoningParser(self.reasoning, self.phase)
         tools = None
         if self.tools.callable:
-            make_id: Callable[[int], str] = lambda call: self.tool_format.call_id(self.prompt, index, call)  # noqa: E731
+            make_id = partial(self.tool_format.call_id, self.prompt, index)
             tools = ToolParser(self.tool_format, self.tools.names, make_id)
         return ChoiceParser(reasoning, tools, include_reasoning=self.form.include_reasoning is not False)
 

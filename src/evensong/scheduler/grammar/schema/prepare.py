@@ -8,6 +8,7 @@ and the backend's own counts (limits.py).
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 from llguidance import LLMatcher
@@ -122,8 +123,7 @@ def _deepest(text: str) -> int:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise malformed(twice, "#", "stands twice in one object")
     return found
 
