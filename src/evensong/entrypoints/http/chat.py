@@ -14,6 +14,7 @@ from evensong.entrypoints.http.parsers.base import ChoiceParser, Delta, ToolCall
 from evensong.entrypoints.http.schemas import ChatForm
 from evensong.entrypoints.http.state import ServerState
 from evensong.entrypoints.http.turn import Turn, prepare_turn
+from evensong.protocol.errors import EvensongError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
 
 
@@ -42,6 +43,7 @@ class _ChoiceMaker:
             shown=turn.job.options["shown_token_ids"],
         )
         self._parsers: dict[int, ChoiceParser] = {}
+        self._ended: set[int] = set()
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
 
     def whole(self, _: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
@@ -54,8 +56,18 @@ class _ChoiceMaker:
         parser = self._parser(choice.index)
         found = parser.push(choice.text)
         if choice.finish_reason is not None:
+            self._ended.add(choice.index)
             found = joined(found, parser.finish())
         return self._fields(output, choice, {"delta": _delta_form(found, parser)}, parser)
+
+    def held(self) -> list[dict[str, Any]]:
+        """What parsers keep of choices that have no end: it was said all the same."""
+        choices = []
+        for index, parser in self._parsers.items():
+            delta = {} if parser.plain or index in self._ended else _delta_form(parser.finish(), parser)
+            if delta:
+                choices.append({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+        return choices
 
     def says_something(self, choice: dict[str, Any]) -> bool:
         """False for a chunk's choice that only shows that its text is still being read."""
@@ -130,16 +142,21 @@ async def _chunks(state: ServerState, turn: Turn) -> AsyncIterator[dict[str, Any
     form, job = turn.form, turn.job
     envelope, usage, maker = _envelope(state, "chat.completion.chunk", job), turn.usage(), _ChoiceMaker(turn)
     openings = _openings(form, job)
-    async for prompt_index, output in merged(job):
-        # Not before there is something to say: clients take the first chunk's time for that of the first token.
-        for opening, more in openings:
-            yield envelope.chunk([opening], more | form.chunk_usage(usage.form))
-        openings = []
-        usage.add(prompt_index, output)
-        for choice in await make_choices(maker.delta, prompt_index, output):
-            more = maker.take_prompt_logprobs()
-            if more or maker.says_something(choice):
-                yield envelope.chunk([choice], more | form.chunk_usage(usage.form))
+    try:
+        async for prompt_index, output in merged(job):
+            # Not before there is something to say: clients take the first chunk's time for that of the first token.
+            for opening, more in openings:
+                yield envelope.chunk([opening], more | form.chunk_usage(usage.form))
+            openings = []
+            usage.add(prompt_index, output)
+            for choice in await make_choices(maker.delta, prompt_index, output):
+                more = maker.take_prompt_logprobs()
+                if more or maker.says_something(choice):
+                    yield envelope.chunk([choice], more | form.chunk_usage(usage.form))
+    except EvensongError:
+        for choice in maker.held():
+            yield envelope.chunk([choice], form.chunk_usage(usage.form))
+        raise
     if form.include_usage:
         yield envelope.chunk([], {"usage": usage.form()})
 

@@ -24,13 +24,14 @@ HELLO = [{"role": "user", "content": "hi"}]
 class LateClient(TalkingClient):
     """Sends three tokens, then says that the time is over; with `together` all in one message."""
 
-    def __init__(self, reason: str = "timeout", together: bool = False) -> None:
+    def __init__(self, reason: str = "timeout", together: bool = False, text: str = "abc") -> None:
         super().__init__()
+        self._text = text
         self._reason = reason
         self._together = together
 
     async def _talk(self, request: EngineCoreRequest) -> None:
-        ids = byte_ids("abc")
+        ids = byte_ids(self._text)
         if self._together:
             self.send(tokens(request, 0, ids, FinishReason.ABORT, stop_reason=self._reason))
             return
@@ -66,6 +67,19 @@ def test_a_stream_over_its_time_has_its_tokens_and_then_an_error_event(together:
         assert events[-1]["error"]["code"] == "request_timeout"
 
     run(body, functools.partial(LateClient, together=together))
+
+
+def test_a_stream_over_its_time_has_what_a_parser_held() -> None:
+    """Three bytes that may yet begin a call."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+    async def body(served: Served) -> None:
+        events = await served.stream("/v1/chat/completions", messages=HELLO, tools=[tool], timeout=5)
+        deltas = [event["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
+        assert "".join(deltas) == "a<t" and deltas[-1] == "<t"
+        assert events[-1]["error"]["code"] == "request_timeout"
+
+    run(body, functools.partial(LateClient, text="a<t"))
 
 
 def test_an_abort_that_is_no_timeout_stays_an_answer() -> None:
