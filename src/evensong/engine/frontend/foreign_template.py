@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import struct
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from evensong.protocol.errors import RequestError
+from evensong.utils import bounded_child
 from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -30,7 +29,6 @@ MAX_RUNNING, MAX_WAITING = 2, 32
 WALL_SECONDS = 30.0
 RETRY_AFTER_SECONDS = 2
 CHILD_MODULE = "evensong.engine.frontend.template_child"
-LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -69,22 +67,19 @@ class ForeignTemplates:
 
 async def _run(order: bytes) -> dict[str, Any]:
     """What the child answers: text, or an error's message, param and code."""
-    # The child needs no secret of this process.
-    environment = {name: value for name, value in os.environ.items() if not name.endswith(("_KEY", "_TOKEN"))}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", CHILD_MODULE),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env=environment,
+        env=bounded_child.environment(),
     )
     assert process.stdin is not None and process.stdout is not None
     try:
         async with asyncio.timeout(WALL_SECONDS):
-            # A child that is killed early reads no further; its end is seen below. The pipe stays open: its end would
-            # tell the child that this process has gone.
+            # A child that is killed early reads no further; its end is seen below. The pipe stays open.
             with contextlib.suppress(ConnectionError):
-                process.stdin.write(LENGTH.pack(len(order)) + order)
+                process.stdin.write(bounded_child.framed(order))
                 await process.stdin.drain()
             answer = await process.stdout.read()
             await process.wait()

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from typing import Any
 
-from setproctitle import setproctitle
-
 from evensong.engine.frontend.chat_template import ChatTemplate
-from evensong.engine.frontend.foreign_template import CPU_SECONDS, LENGTH, MAX_OUTPUT_CHARS, MEMORY_BYTES, TemplateOrder
+from evensong.engine.frontend.foreign_template import CPU_SECONDS, MAX_OUTPUT_CHARS, MEMORY_BYTES, TemplateOrder
 from evensong.protocol.errors import RequestError
-from evensong.utils import lifeline
+from evensong.utils.bounded_child import take_order
 
 
 def main() -> None:
     """Reads the order from stdin, writes the answer to stdout."""
-    setproctitle("evensong:template")
-    # Past these the kernel ends the process, or takes its next allocation away; nothing here decides.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    (length,) = LENGTH.unpack(sys.stdin.buffer.read(LENGTH.size))
-    order = TemplateOrder(**json.loads(sys.stdin.buffer.read(length)))
-    lifeline.watch(sys.stdin.fileno())
-    sys.stdout.write(json.dumps(answer_to(order)))
+    order = take_order("evensong:template", cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES)
+    sys.stdout.write(json.dumps(answer_to(TemplateOrder(**json.loads(order)))))
     sys.stdout.flush()
 
 

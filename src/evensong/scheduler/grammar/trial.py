@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import struct
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ from collections.abc import Callable
 
 from evensong.protocol.errors import RequestError
 from evensong.scheduler.grammar.base import never
+from evensong.utils import bounded_child
 from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -32,7 +31,6 @@ RETRY_AFTER_SECONDS = 2
 _POLL_SECONDS = 0.05
 CHILD_MODULE = "evensong.scheduler.grammar.trial_child"
 _TOKEN_ID = re.compile(r"<\[\d+\]>")
-LENGTH = struct.Struct("<I")
 PARAM = "structured_outputs"
 
 
@@ -43,21 +41,18 @@ def try_grammar(kind: str, grammar: str, cancelled: Callable[[], bool] = never) 
     """
     # A trial's vocabulary is bytes: one token is as good as another.
     order = _TOKEN_ID.sub("<[0]>", grammar).encode()
-    # The child needs no secret of this process.
-    environment = {name: value for name, value in os.environ.items() if not name.endswith(("_KEY", "_TOKEN"))}
     with subprocess.Popen(
         [sys.executable, "-m", CHILD_MODULE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env=bounded_child.environment(),
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         try:
-            # A child that is killed early reads no further. The pipe stays open: its end would tell the child that this
-            # process has gone.
+            # A child that is killed early reads no further. The pipe stays open.
             with contextlib.suppress(ConnectionError):
-                child.stdin.write(LENGTH.pack(len(order)) + order)
+                child.stdin.write(bounded_child.framed(order))
                 child.stdin.flush()
             code = _ended(child, cancelled)
             answer = child.stdout.read()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 
 import llguidance
-from setproctitle import setproctitle
 
 from evensong.scheduler.grammar.limits import one_line, parser_limits
-from evensong.scheduler.grammar.trial import CPU_SECONDS, LENGTH, MEMORY_BYTES
-from evensong.utils import lifeline
+from evensong.scheduler.grammar.trial import CPU_SECONDS, MEMORY_BYTES
+from evensong.utils.bounded_child import take_order
 
 
 class _Bytes:
@@ -28,14 +26,7 @@ class _Bytes:
 
 def main() -> None:
     """Reads the grammar from stdin, writes the answer to stdout."""
-    setproctitle("evensong:grammar")
-    # Past these the kernel ends the process, or takes its next allocation away; nothing here decides.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    (length,) = LENGTH.unpack(sys.stdin.buffer.read(LENGTH.size))
-    grammar = sys.stdin.buffer.read(length).decode()
-    lifeline.watch(sys.stdin.fileno())
+    grammar = take_order("evensong:grammar", cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES).decode()
     sys.stdout.write(json.dumps({"error": error_of(grammar)}))
     sys.stdout.flush()
 
