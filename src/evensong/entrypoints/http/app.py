@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -13,7 +12,6 @@ from starlette.routing import Match, Route
 
 import evensong
 from evensong.entrypoints.http import info
-from evensong.entrypoints.http.body import read_form
 from evensong.entrypoints.http.chat import create_chat_completion
 from evensong.entrypoints.http.completions import create_completion
 from evensong.entrypoints.http.control import add_control
@@ -31,7 +29,6 @@ from evensong.entrypoints.http.forms_described import (
 from evensong.entrypoints.http.messages.errors import MessageErrors
 from evensong.entrypoints.http.messages.routes import add_messages
 from evensong.entrypoints.http.middleware import (
-    WARNING_HEADER,
     ApiKeys,
     Cors,
     Failures,
@@ -40,11 +37,10 @@ from evensong.entrypoints.http.middleware import (
 )
 from evensong.entrypoints.http.openapi import describe_app, described, described_body, object_of
 from evensong.entrypoints.http.responses.routes import add_responses
-from evensong.entrypoints.http.schemas import ChatForm, CompletionForm, DetokenizeForm, Form, TokenizeForm
+from evensong.entrypoints.http.run_form import run_form
+from evensong.entrypoints.http.schemas import ChatForm, CompletionForm, DetokenizeForm, TokenizeForm
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import EvensongError
-
-F = TypeVar("F", bound=Form)
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -71,8 +67,8 @@ def create_app(state: ServerState) -> FastAPI:
     _add_health(app, state)
     _add_information(app, state)
     _add_generation(app, state)
-    add_responses(app, state, _run)
-    add_messages(app, state, _run)
+    add_responses(app, state)
+    add_messages(app, state)
     _add_tokenizing(app, state)
     add_control(app, state)
     describe_app(app, with_keys=bool(config.api_key))
@@ -154,33 +150,18 @@ def _add_information(app: FastAPI, state: ServerState) -> None:
         return info.model(state, name)
 
 
-async def _run(
-    state: ServerState, request: Request, form_type: type[F], handle: Callable[[F, str], Awaitable[Response]]
-) -> Response:
-    """Readiness first, then the body, then the work; unknown fields are named in a header."""
-    state.require_engine()
-    config = state.server_config
-    form = await read_form(request, form_type, config.max_request_bytes, config.read_timeout)
-    unknown = form.unknown_fields()
-    response = await handle(form, request.state.request_id)
-    if unknown:
-        named = ", ".join(unknown)[:1000].encode("ascii", "backslashreplace").decode()
-        response.headers[WARNING_HEADER] = "unknown fields ignored: " + "".join(c for c in named if c.isprintable())
-    return response
-
-
 def _add_generation(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/completions", **described_body(CompletionForm, CompletionAnswer, stream=True))
     async def completions(request: Request) -> Response:
         """Text that follows a prompt."""
-        return await _run(
+        return await run_form(
             state, request, CompletionForm, lambda form, name: create_completion(request, state, form, name)
         )
 
     @app.post("/v1/chat/completions", **described_body(ChatForm, ChatAnswer, stream=True))
     async def chat_completions(request: Request) -> Response:
         """The assistant's next message."""
-        return await _run(
+        return await run_form(
             state, request, ChatForm, lambda form, name: create_chat_completion(request, state, form, name)
         )
 
@@ -193,7 +174,7 @@ def _add_tokenizing(app: FastAPI, state: ServerState) -> None:
         async def handle(form: TokenizeForm, name: str) -> Response:
             return JSONResponse(await info.tokenize(state, form))
 
-        return await _run(state, request, TokenizeForm, handle)
+        return await run_form(state, request, TokenizeForm, handle)
 
     @app.post("/detokenize", **described_body(DetokenizeForm, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
@@ -202,4 +183,4 @@ def _add_tokenizing(app: FastAPI, state: ServerState) -> None:
         async def handle(form: DetokenizeForm, name: str) -> Response:
             return JSONResponse(await info.detokenize(state, form))
 
-        return await _run(state, request, DetokenizeForm, handle)
+        return await run_form(state, request, DetokenizeForm, handle)

@@ -25,9 +25,15 @@ def service_options(request: Request, form: GenerationForm, fair_share: str) -> 
     return {"priority": form.priority or 0, "timeout": form.timeout, "tenant": _tenant(request, form, fair_share)}
 
 
+def key_name(request: Request) -> str | None:
+    """The name of the API key that the request came with; None where there are no keys."""
+    name: str | None = getattr(request.state, "api_key_name", None)
+    return name
+
+
 def _tenant(request: Request, form: GenerationForm, fair_share: str) -> str:
     if fair_share == "key":
-        return getattr(request.state, "api_key_name", None) or ""
+        return key_name(request) or ""
     if fair_share == "user":
         user = (form.model_extra or {}).get("user")
         if user is not None and not isinstance(user, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,6 +24,7 @@ from evensong.entrypoints.http.messages.forms import (
 from evensong.entrypoints.http.messages.translate import NAMES, translate
 from evensong.entrypoints.http.messages.writer import MessageWriter
 from evensong.entrypoints.http.openapi import described_body
+from evensong.entrypoints.http.run_form import run_form
 from evensong.entrypoints.http.said import what_is_said
 from evensong.entrypoints.http.state import ServerState
 from evensong.entrypoints.http.translated import renamed
@@ -33,11 +34,8 @@ from evensong.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-# (request, form type, handler) -> response: reads the body, and names unknown fields in a header.
-RunForm = Callable[..., Awaitable[Response]]
 
-
-def add_messages(app: FastAPI, state: ServerState, run_form: RunForm) -> None:
+def add_messages(app: FastAPI, state: ServerState) -> None:
     """/v1/messages, and how many tokens a prompt has."""
 
     @app.post("/v1/messages", **described_body(MessageForm, MessageAnswer, stream=True, error=MessageError))

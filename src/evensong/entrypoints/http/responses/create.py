@@ -20,6 +20,7 @@ from evensong.entrypoints.http.responses.store import PREFIX, EventLog, Response
 from evensong.entrypoints.http.responses.translate import NAMES, input_items, translate
 from evensong.entrypoints.http.responses.writer import Event, ResponseWriter
 from evensong.entrypoints.http.said import what_is_said
+from evensong.entrypoints.http.service import key_name
 from evensong.entrypoints.http.state import ServerState
 from evensong.entrypoints.http.translated import renamed
 from evensong.entrypoints.http.turn import Turn, prepare_turn
@@ -72,7 +73,7 @@ async def create_response(
     state.require_engine(form.model)
     if form.background and not store.keeps_some:
         raise RequestError("this server keeps no responses (--responses-store-bytes 0)", param="background")
-    owner = getattr(request.state, "api_key_name", None)
+    owner = key_name(request)
     earlier = store.items_before(owner, form.previous_response_id)
     items = [_resolved(store, owner, item) for item in input_items(form)]
     chat = await asyncio.to_thread(translate, form, earlier, items)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,15 +24,15 @@ from evensong.entrypoints.http.responses.forms import (
     RetrieveQuery,
 )
 from evensong.entrypoints.http.responses.store import ResponseStore, Stored
+from evensong.entrypoints.http.run_form import run_form
+from evensong.entrypoints.http.service import key_name
 from evensong.entrypoints.http.state import ServerState
 from evensong.protocol.errors import RequestError
 
 M = TypeVar("M", bound=BaseModel)
-# (request, form type, handler) -> response: reads the body, and names unknown fields in a header.
-RunForm = Callable[..., Awaitable[Response]]
 
 
-def add_responses(app: FastAPI, state: ServerState, run_form: RunForm) -> None:
+def add_responses(app: FastAPI, state: ServerState) -> None:
     """/v1/responses and what can be done with one that is stored."""
     store = ResponseStore(state.server_config.responses_store_bytes)
 
@@ -48,12 +47,12 @@ def add_responses(app: FastAPI, state: ServerState, run_form: RunForm) -> None:
     async def retrieve(request: Request, response_id: str) -> Response:
         """A stored response; of one that was streamed in the background also its events, from any on."""
         query = read_query(request, RetrieveQuery)
-        return _retrieved(store.find(_owner(request), response_id), query)
+        return _retrieved(store.find(key_name(request), response_id), query)
 
     @app.delete("/v1/responses/{response_id}", **described(DeletedAnswer))
     async def delete(request: Request, response_id: str) -> Response:
         """Forgets a stored response; one that runs in the background is ended first."""
-        stored = store.find(_owner(request), response_id)
+        stored = store.find(key_name(request), response_id)
         if not stored.finished and stored.task is None:
             raise _runs(stored)
         await _end(stored)
@@ -63,7 +62,7 @@ def add_responses(app: FastAPI, state: ServerState, run_form: RunForm) -> None:
     @app.post("/v1/responses/{response_id}/cancel", **described(ResponseAnswer))
     async def cancel(request: Request, response_id: str) -> Response:
         """Ends a response that runs in the background; one that has ended stays as it is."""
-        stored = store.find(_owner(request), response_id)
+        stored = store.find(key_name(request), response_id)
         if not stored.background:
             raise RequestError("only a response that runs in the background can be cancelled", param="response_id")
         await _end(stored)
@@ -73,7 +72,7 @@ def add_responses(app: FastAPI, state: ServerState, run_form: RunForm) -> None:
     async def input_items(request: Request, response_id: str) -> Response:
         """The items of a response's own input, the last one first."""
         query = read_query(request, InputItemsQuery)
-        return _listed(store.find(_owner(request), response_id), query)
+        return _listed(store.find(key_name(request), response_id), query)
 
 
 def read_query(request: Request, form: type[M]) -> M:
@@ -87,10 +86,6 @@ def read_query(request: Request, form: type[M]) -> M:
         return form.model_validate(values)
     except ValidationError as error:
         raise refusal(error) from error
-
-
-def _owner(request: Request) -> str | None:
-    return getattr(request.state, "api_key_name", None)
 
 
 def _retrieved(stored: Stored, query: RetrieveQuery) -> Response:
