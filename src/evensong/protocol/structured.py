@@ -17,7 +17,8 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MAX_CHOICES = 4096
 # Whatever describes an output is bounded before anything reads it: a schema of 100 KB is one that somebody generated.
 MAX_CHARACTERS = 256 * 1024
-_PARAM = "structured_outputs"
+# The field that is to blame.
+PARAM = "structured_outputs"
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, array_like=True):
@@ -52,15 +53,15 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, array_like=Tru
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             found = "none" if not given else " and ".join(given)
-            raise RequestError(f"{_PARAM} needs exactly one of {', '.join(KINDS)}; it has {found}", param=_PARAM)
+            raise RequestError(f"{PARAM} needs exactly one of {', '.join(KINDS)}; it has {found}", param=PARAM)
         for name in ("regex", "grammar", "whitespace_pattern"):
             _check_text(name, getattr(self, name))
         _check_choice(self.choice)
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties", "enable_in_reasoning"):
             if not isinstance(getattr(self, name), bool | None):
-                raise RequestError(f"{_PARAM}.{name} must be true or false", param=_PARAM)
+                raise RequestError(f"{PARAM}.{name} must be true or false", param=PARAM)
         if not isinstance(self.backend, str) or _BACKEND_ALIASES.get(self.backend, self.backend) not in BACKENDS:
-            raise RequestError(f"{_PARAM}.backend must be one of {', '.join(BACKENDS)}", param=_PARAM)
+            raise RequestError(f"{PARAM}.backend must be one of {', '.join(BACKENDS)}", param=PARAM)
         self.backend = _BACKEND_ALIASES.get(self.backend, self.backend)
 
     @property
@@ -89,10 +90,10 @@ def structured_outputs(value: object) -> StructuredOutputsParams | None:
         return msgspec.structs.replace(value)
     known = set(StructuredOutputsParams.__struct_fields__)
     if not isinstance(value, Mapping):
-        raise RequestError(f"{_PARAM} must be an object", param=_PARAM)
+        raise RequestError(f"{PARAM} must be an object", param=PARAM)
     unknown = sorted(str(key) for key in value if key not in known)
     if unknown:
-        raise RequestError(f"{_PARAM} cannot hold {unknown[0]!r:.60}", param=_PARAM)
+        raise RequestError(f"{PARAM} cannot hold {unknown[0]!r:.60}", param=PARAM)
     return StructuredOutputsParams(**value)
 
 
@@ -101,12 +102,12 @@ def _json_text(name: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, (str, Mapping, bool)):
-        raise RequestError(f"{_PARAM}.{name} must be an object, or its JSON text", param=_PARAM)
+        raise RequestError(f"{PARAM}.{name} must be an object, or its JSON text", param=PARAM)
     if not isinstance(value, str):
         try:
             value = msgspec.json.encode(value).decode()
         except (TypeError, ValueError, UnicodeEncodeError, RecursionError) as error:
-            raise RequestError(f"{_PARAM}.{name} is no JSON value: {error}", param=_PARAM) from error
+            raise RequestError(f"{PARAM}.{name} is no JSON value: {error}", param=PARAM) from error
     _check_text(name, value)
     return value
 
@@ -115,23 +116,23 @@ def _check_text(name: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, str):
-        raise RequestError(f"{_PARAM}.{name} must be text", param=_PARAM)
+        raise RequestError(f"{PARAM}.{name} must be text", param=PARAM)
     if not value.strip():
-        raise RequestError(f"{_PARAM}.{name} is empty", param=_PARAM)
+        raise RequestError(f"{PARAM}.{name} is empty", param=PARAM)
     if len(value) > MAX_CHARACTERS:
         raise RequestError(
-            f"{_PARAM}.{name} has {len(value)} characters, at most {MAX_CHARACTERS} are allowed", param=_PARAM
+            f"{PARAM}.{name} has {len(value)} characters, at most {MAX_CHARACTERS} are allowed", param=PARAM
         )
     if has_lone_surrogate(value):
-        raise RequestError(f"{_PARAM}.{name} holds a lone surrogate, which no text can contain", param=_PARAM)
+        raise RequestError(f"{PARAM}.{name} holds a lone surrogate, which no text can contain", param=PARAM)
 
 
 def _check_choice(choice: object) -> None:
     if choice is None:
         return
     if not isinstance(choice, (list, tuple)) or not choice or len(choice) > MAX_CHOICES:
-        raise RequestError(f"{_PARAM}.choice must be a list of 1 to {MAX_CHOICES} texts", param=_PARAM)
+        raise RequestError(f"{PARAM}.choice must be a list of 1 to {MAX_CHOICES} texts", param=PARAM)
     if sum(len(text) if isinstance(text, str) else 1 for text in choice) > MAX_CHARACTERS:
-        raise RequestError(f"{_PARAM}.choice has more than {MAX_CHARACTERS} characters", param=_PARAM)
+        raise RequestError(f"{PARAM}.choice has more than {MAX_CHARACTERS} characters", param=PARAM)
     for text in choice:
         _check_text("choice", text)

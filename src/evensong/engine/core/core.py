@@ -157,10 +157,6 @@ class EngineCore:
             body = ErrorBody(f"the request failed on admission: {error}", 500, "internal_error")
         return Admission(request.request_id, request.attempt, refusal=body)
 
-    def finish_requests(self, request_ids: list[str], reason: FinishReason) -> Outputs:
-        """Ends requests; their last outputs by client index."""
-        return self._finish(request_ids, reason)
-
     def request_ids(self) -> list[str]:
         """Everything that was added and has not ended."""
         return [*self.scheduler.requests, *(request.request_id for request in self.compiling.requests())]
@@ -170,7 +166,8 @@ class EngineCore:
         limits = (self.deadlines.seconds_left(), self.compiling.seconds_left())
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _finish(self, request_ids: list[str], reason: FinishReason, stop_reason: str | None = None) -> Outputs:
+    def finish_requests(self, request_ids: list[str], reason: FinishReason, stop_reason: str | None = None) -> Outputs:
+        """Ends requests; their last outputs by client index."""
         outputs = self.scheduler.finish_requests(request_ids, reason, stop_reason)
         for request_id in request_ids if len(self.compiling) else ():
             request = self.compiling.cancel(request_id)
@@ -223,7 +220,7 @@ class EngineCore:
         """Ends the requests whose time is over."""
         outputs: Outputs = {}
         for request_id, reason in self.deadlines.overdue():
-            _merge(outputs, self._finish([request_id], FinishReason.ABORT, reason))
+            _merge(outputs, self.finish_requests([request_id], FinishReason.ABORT, reason))
         return outputs
 
     def shutdown(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evensong.protocol.errors import RequestError
-from evensong.protocol.structured import StructuredOutputsParams, structured_outputs
+from evensong.protocol.structured import KINDS, StructuredOutputsParams, structured_outputs
 
 _PARAM = "response_format"
 _NAME_CHARACTERS = 64
@@ -22,7 +22,7 @@ def wanted_structure(
     if structure is None:
         return StructuredOutputsParams(**formatted)
     options = dict(structure)
-    if set(options) & {"json", "regex", "choice", "grammar", "json_object", "structural_tag"}:
+    if not options.keys().isdisjoint(KINDS):
         raise RequestError("response_format and structured_outputs exclude each other", param="structured_outputs")
     # What remains says how the format of the other field is to be enforced.
     return structured_outputs({**options, **formatted})

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from evensong.protocol.structured import StructuredOutputsParams
+from evensong.protocol.errors import RequestError
+from evensong.protocol.structured import PARAM, StructuredOutputsParams
 
 # [num_words]: a bit for each token id, the lowest first.
 Bitmask = np.ndarray[Any, np.dtype[np.uint32]]
+
+
+def invalid_grammar(message: str) -> RequestError:
+    """The refusal of what cannot be made a grammar."""
+    return RequestError(message, param=PARAM, code="invalid_grammar")
+
+
+def alternatives(texts: Sequence[str]) -> str:
+    """One of `texts`, as a rule's body in Lark and in GBNF alike."""
+    return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
 def never() -> bool:

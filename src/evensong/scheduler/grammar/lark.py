@@ -8,10 +8,10 @@ import re
 from llguidance.gbnf_to_lark import any_to_lark
 
 from evensong.protocol.errors import RequestError
+from evensong.scheduler.grammar.base import invalid_grammar
 from evensong.scheduler.grammar.limits import one_line
 from evensong.scheduler.grammar.schema.prepare import prepare_schema_object
 
-PARAM = "structured_outputs"
 # The library's converter takes a time that grows with the square of this, in Python: a tenth of a second here.
 MAX_RULES = 500
 _RULE = re.compile(r"::=|^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]]*\])?(?:\.\d+)?[ \t]*:", re.MULTILINE)
@@ -25,9 +25,7 @@ def user_lark(grammar: str) -> str:
     """
     num_rules = sum(1 for _ in _RULE.finditer(grammar))
     if num_rules > MAX_RULES:
-        raise RequestError(
-            f"grammar has {num_rules} rules, at most {MAX_RULES} are allowed", param=PARAM, code="invalid_grammar"
-        )
+        raise invalid_grammar(f"grammar has {num_rules} rules, at most {MAX_RULES} are allowed")
     try:
         lark = str(any_to_lark(grammar))
     except Exception as error:  # the library's converter raises what comes
@@ -51,4 +49,4 @@ def _with_checked_schemas(lark: str) -> str:
 
 
 def _unreadable(reason: str) -> RequestError:
-    return RequestError(f"grammar cannot be read: {reason}", param=PARAM, code="invalid_grammar")
+    return invalid_grammar(f"grammar cannot be read: {reason}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +9,23 @@ import llguidance
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
-from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, GrammarFault, Matcher, never
+from evensong.scheduler.grammar.base import (
+    Backend,
+    Bitmask,
+    CompiledGrammar,
+    GrammarFault,
+    Matcher,
+    alternatives,
+    invalid_grammar,
+    never,
+)
 from evensong.scheduler.grammar.lark import user_lark
 from evensong.scheduler.grammar.limits import one_line, parser_limits
-from evensong.scheduler.grammar.schema.prepare import prepare_schema
+from evensong.scheduler.grammar.schema.prepare import prepare_schema, schema_options
 from evensong.scheduler.grammar.structural_tag import structural_tag_grammar
 from evensong.scheduler.grammar.trial import try_grammar
 from evensong.scheduler.grammar.vocabulary import Vocabulary, clear_bits, has_bit
 
-PARAM = "structured_outputs"
 # Kinds whose grammars are bounded before the library sees them; others are tried in a process of their own.
 _BOUNDED = ("json", "json_object", "choice")
 
@@ -132,17 +139,11 @@ def grammar_text(params: StructuredOutputsParams, vocabulary: Vocabulary) -> str
     match params.kind:
         case "json" | "json_object":
             schema = params.json if isinstance(params.json, str) else '{"type": "object"}'
-            return prepare_schema(
-                schema,
-                any_whitespace=not params.disable_any_whitespace,
-                whitespace_pattern=params.whitespace_pattern,
-                additional_properties=not params.disable_additional_properties,
-            )
+            return prepare_schema(schema, **schema_options(params))
         case "regex":
             return str(llguidance.LLMatcher.grammar_from_regex(unanchored(str(params.regex))))
         case "choice":
-            options = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
-            return str(llguidance.LLMatcher.grammar_from_lark(f"start: {options}"))
+            return str(llguidance.LLMatcher.grammar_from_lark(f"start: {alternatives(params.choice or ())}"))
         case "grammar":
             return str(llguidance.LLMatcher.grammar_from_lark(user_lark(str(params.grammar))))
         case _:
@@ -157,4 +158,4 @@ def unanchored(pattern: str) -> str:
 
 
 def _refusal(kind: str, reason: str) -> RequestError:
-    return RequestError(f"{kind} cannot be compiled: {one_line(reason)}", param=PARAM, code="invalid_grammar")
+    return invalid_grammar(f"{kind} cannot be compiled: {one_line(reason)}")

@@ -104,11 +104,6 @@ class RequestGrammar:
             self.fault = _fault_of(error)
         return True
 
-    def accept_all(self, token_ids: Sequence[int]) -> None:
-        """The tokens of an output so far."""
-        for token_id in token_ids:
-            self.accept(token_id)
-
     def _replay(self, token_ids: Sequence[int]) -> None:
         """The tokens that the request came with. Masks are made as they were: they are part of what limits count."""
         row = self._vocabulary.new_row()
@@ -130,12 +125,13 @@ class RequestGrammar:
             return True
         row[:] = self._vocabulary.full_row
         # An output that ended here would not be what was asked for.
-        clear_bits(row, [*self._ends, *gate.tokens_past_end])
+        clear_bits(row, self._ends)
+        clear_bits(row, gate.tokens_past_end)
         return True
 
     def _fill_content(self, matcher: Matcher, row: Bitmask) -> None:
         may_end = matcher.fill(row)
-        clear_bits(row, [*self._ends])
+        clear_bits(row, self._ends)
         if may_end:
             set_bits(row, self._stop_ids)
             if not (self._ignore_eos and row.any()):

@@ -11,10 +11,10 @@ import llguidance
 
 from evensong.protocol.errors import RequestError
 from evensong.protocol.structured import StructuredOutputsParams
+from evensong.scheduler.grammar.base import invalid_grammar
 from evensong.scheduler.grammar.lark import user_lark
-from evensong.scheduler.grammar.schema.prepare import prepare_schema_object
+from evensong.scheduler.grammar.schema.prepare import prepare_schema_object, schema_options
 
-PARAM = "structured_outputs"
 MAX_DEPTH = 32
 MAX_FORMATS = 4096
 _TEXT = "TEXT: /(.|\\n)*/"
@@ -26,17 +26,18 @@ def structural_tag_grammar(params: StructuredOutputsParams, special_tokens: Mapp
     Where the tag has `"special_tokens": true`, texts that are one of `special_tokens` stand for that token: models that
     were trained to write a marker as a token of its own do so then.
     """
-    text = str(params.structural_tag)
-    writer = _Writer(params, special_tokens if _flag(_parsed(text), "special_tokens") else {})
-    start = writer.expression(format_of(text), 0)
+    tag = parse_tag(params)
+    writer = _Writer(params, special_tokens if _flag(tag, "special_tokens") else {})
+    start = writer.expression(format_of(tag), 0)
     main = "\n".join([f"start: {start}", *writer.rules, _TEXT])
     grammars = [{"name": "structural_tag", "lark_grammar": main}, *writer.grammars]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parse_tag(params: StructuredOutputsParams) -> dict[str, Any]:
+    """The structural tag itself. Raises RequestError."""
     try:
-        value = json.loads(text)
+        value = json.loads(str(params.structural_tag))
     except (ValueError, RecursionError) as error:
         raise _refused(f"it is not valid JSON: {error}") from error
     if not isinstance(value, dict) or value.get("type") != "structural_tag":
@@ -44,9 +45,8 @@ def _parsed(text: str) -> dict[str, Any]:
     return value
 
 
-def format_of(text: str) -> dict[str, Any]:
+def format_of(value: dict[str, Any]) -> dict[str, Any]:
     """The format that a structural tag describes, whichever form it has. Raises RequestError."""
-    value = _parsed(text)
     if "format" in value:
         _known(value, "structural_tag", "type", "format", "special_tokens")
         return _object(value["format"], "format")
@@ -67,11 +67,7 @@ class _Writer:
         self._special_tokens = special_tokens
         longest_first = sorted(special_tokens, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
-        self._options: dict[str, Any] = {
-            "any_whitespace": not params.disable_any_whitespace,
-            "whitespace_pattern": params.whitespace_pattern,
-            "additional_properties": not params.disable_additional_properties,
-        }
+        self._options = schema_options(params)
         self.rules: list[str] = []
         self.grammars: list[dict[str, str]] = []
         self._num_formats = 0
@@ -227,4 +223,4 @@ def _known(form: Mapping[str, Any], kind: str, *names: str) -> None:
 
 
 def _refused(reason: str) -> RequestError:
-    return RequestError(f"structural_tag cannot be used: {reason}", param=PARAM, code="invalid_grammar")
+    return invalid_grammar(f"structural_tag cannot be used: {reason}")

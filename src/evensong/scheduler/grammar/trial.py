@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from evensong.protocol.errors import RequestError
-from evensong.scheduler.grammar.base import never
+from evensong.scheduler.grammar.base import invalid_grammar, never
 from evensong.utils import bounded_child
 from evensong.utils.logging import get_logger
 
@@ -31,7 +31,6 @@ RETRY_AFTER_SECONDS = 2
 _POLL_SECONDS = 0.05
 CHILD_MODULE = "evensong.scheduler.grammar.trial_child"
 _TOKEN_ID = re.compile(r"<\[\d+\]>")
-PARAM = "structured_outputs"
 
 
 def try_grammar(kind: str, grammar: str, cancelled: Callable[[], bool] = never) -> None:
@@ -60,15 +59,13 @@ def try_grammar(kind: str, grammar: str, cancelled: Callable[[], bool] = never) 
             child.kill()
     if code != 0:
         logger.info("the process that tried a request's %s ended with %d", kind, code)
-        raise RequestError(
+        raise invalid_grammar(
             f"{kind} cannot be compiled: it is nested too deeply, or takes more than {CPU_SECONDS} s of processor time "
-            f"or {MEMORY_BYTES >> 20} MiB of memory",
-            param=PARAM,
-            code="invalid_grammar",
+            f"or {MEMORY_BYTES >> 20} MiB of memory"
         )
     error_text = json.loads(answer)["error"]
     if error_text is not None:
-        raise RequestError(f"{kind} cannot be compiled: {error_text}", param=PARAM, code="invalid_grammar")
+        raise invalid_grammar(f"{kind} cannot be compiled: {error_text}")
 
 
 def _ended(child: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> int:

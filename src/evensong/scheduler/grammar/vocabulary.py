@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
@@ -79,13 +79,13 @@ class Vocabulary:
         return past
 
 
-def set_bits(row: Bitmask, token_ids: Sequence[int]) -> None:
+def set_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
     """Allows these tokens too."""
     for token_id in token_ids:
         row[token_id // _WORD_BITS] |= np.uint32(1 << token_id % _WORD_BITS)
 
 
-def clear_bits(row: Bitmask, token_ids: Sequence[int]) -> None:
+def clear_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
     """Forbids these tokens."""
     for token_id in token_ids:
         # Hardly any is set, and looking is cheaper.

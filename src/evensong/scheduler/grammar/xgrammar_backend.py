@@ -14,12 +14,19 @@ from typing import Any
 import numpy as np
 
 from evensong.protocol.errors import RequestError
-from evensong.protocol.structured import StructuredOutputsParams
-from evensong.scheduler.grammar.base import Backend, Bitmask, CompiledGrammar, Matcher, never
-from evensong.scheduler.grammar.structural_tag import format_of
+from evensong.protocol.structured import PARAM, StructuredOutputsParams
+from evensong.scheduler.grammar.base import (
+    Backend,
+    Bitmask,
+    CompiledGrammar,
+    Matcher,
+    alternatives,
+    invalid_grammar,
+    never,
+)
+from evensong.scheduler.grammar.structural_tag import format_of, parse_tag
 from evensong.scheduler.grammar.vocabulary import Vocabulary, clear_bits, has_bit
 
-PARAM = "structured_outputs"
 # Deeper schemas, and larger ones, are left to the default backend, whose compiler counts its steps.
 MAX_CHARACTERS = 16 * 1024
 MAX_DEPTH = 24
@@ -54,16 +61,18 @@ class XGrammar(Backend):
 
     def compile(self, params: StructuredOutputsParams, cancelled: Callable[[], bool] = never) -> CompiledGrammar:
         if params.whitespace_pattern is not None or params.disable_additional_properties:
-            raise _refused("the backend xgrammar has no whitespace_pattern and no disable_additional_properties")
+            raise invalid_grammar("the backend xgrammar has no whitespace_pattern and no disable_additional_properties")
         texts = [params.json, params.regex, params.grammar, params.structural_tag, *(params.choice or ())]
         if sum(len(text) for text in texts if isinstance(text, str)) > MAX_CHARACTERS:
-            raise _refused(f"{params.kind} has over {MAX_CHARACTERS} characters, the most that xgrammar gets here")
+            raise invalid_grammar(
+                f"{params.kind} has over {MAX_CHARACTERS} characters, the most that xgrammar gets here"
+            )
         try:
             return _Compiled(self._compile(params), self._library, self._vocabulary)
         except RequestError:
             raise
         except Exception as error:  # the library has errors of many kinds
-            raise _refused(f"{params.kind} cannot be compiled: {_reason(error)}") from error
+            raise invalid_grammar(f"{params.kind} cannot be compiled: {_reason(error)}") from error
 
     def _compile(self, params: StructuredOutputsParams) -> Any:
         compiler = self._compiler
@@ -80,12 +89,11 @@ class XGrammar(Backend):
             case "regex":
                 return compiler.compile_regex(str(params.regex))
             case "choice":
-                options = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
-                return compiler.compile_grammar(f"root ::= {options}")
+                return compiler.compile_grammar(f"root ::= {alternatives(params.choice or ())}")
             case "grammar":
                 return compiler.compile_grammar(str(params.grammar))
             case _:
-                form = format_of(str(params.structural_tag))
+                form = format_of(parse_tag(params))
                 _check_schemas_in(form)
                 tag = {"type": "structural_tag", "format": form}
                 return compiler.compile_structural_tag(json.dumps(tag, ensure_ascii=False))
@@ -123,7 +131,7 @@ class _Matcher(Matcher):
 def _check_schemas_in(form: Any, depth: int = 0) -> None:
     """Checks the schemas of a structural tag's formats."""
     if depth > MAX_DEPTH:
-        raise _refused(f"structural_tag is nested more than {MAX_DEPTH} levels deep")
+        raise invalid_grammar(f"structural_tag is nested more than {MAX_DEPTH} levels deep")
     if isinstance(form, list):
         for one in form:
             _check_schemas_in(one, depth + 1)
@@ -137,20 +145,20 @@ def _check_schemas_in(form: Any, depth: int = 0) -> None:
 def check_schema(schema: Any, depth: int = 0) -> None:
     """Raises RequestError naming the first keyword that this backend would not enforce."""
     if depth > MAX_DEPTH:
-        raise _refused(f"the schema is nested more than {MAX_DEPTH} levels deep")
+        raise invalid_grammar(f"the schema is nested more than {MAX_DEPTH} levels deep")
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
-        raise _refused("a schema must be an object or a boolean")
+        raise invalid_grammar("a schema must be an object or a boolean")
     for keyword in schema:
         if keyword not in _ENFORCED and keyword not in _ANNOTATIONS:
-            raise _refused(f"the keyword {keyword!r:.60} is not enforced by xgrammar")
+            raise invalid_grammar(f"the keyword {keyword!r:.60} is not enforced by xgrammar")
     for keyword in _BOUNDS:
         bound = schema.get(keyword, 0)
         if isinstance(bound, bool) or not isinstance(bound, int) or not 0 <= bound <= MAX_BOUND:
-            raise _refused(f"{keyword} must be between 0 and {MAX_BOUND}")
+            raise invalid_grammar(f"{keyword} must be between 0 and {MAX_BOUND}")
     if "items" in schema and isinstance(schema["items"], list):
-        raise _refused("the keyword 'items' with a list is not enforced by xgrammar")
+        raise invalid_grammar("the keyword 'items' with a list is not enforced by xgrammar")
     for keyword in ("properties", "$defs", "definitions"):
         for own in _values(schema, keyword):
             check_schema(own, depth + 1)
@@ -162,13 +170,13 @@ def check_schema(schema: Any, depth: int = 0) -> None:
     if len(schema.keys() & {"enum", "const", "anyOf", "$ref"}) > 1 or (
         schema.keys() & {"enum", "const", "anyOf", "$ref"} and schema.keys() & {"properties", "items", "required"}
     ):
-        raise _refused("enum, const, anyOf and $ref are enforced by xgrammar only where they stand alone")
+        raise invalid_grammar("enum, const, anyOf and $ref are enforced by xgrammar only where they stand alone")
 
 
 def _values(schema: dict[str, Any], keyword: str) -> list[Any]:
     value = schema.get(keyword, {})
     if not isinstance(value, dict):
-        raise _refused(f"{keyword} must be an object")
+        raise invalid_grammar(f"{keyword} must be an object")
     return list(value.values())
 
 
@@ -176,7 +184,3 @@ def _reason(error: Exception) -> str:
     """Without the time of day and the place in the library's source, which would make each answer another one."""
     text = " ".join(str(error).split())
     return re.sub(r"^\[[\d:]+\] \S+: (Check failed: .* is false: )?", "", text)[:400]
-
-
-def _refused(reason: str) -> RequestError:
-    return RequestError(reason, param=PARAM, code="invalid_grammar")

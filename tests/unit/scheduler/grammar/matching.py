@@ -82,3 +82,9 @@ def next_texts(state: RequestGrammar) -> set[str] | None:
     """What may come next, as `texts_of` shows it; None where anything may."""
     row = vocabulary().new_row()
     return texts_of(row) if state.fill(row) else None
+
+
+def say(state: RequestGrammar, text: str) -> None:
+    """A text of the output, byte by byte."""
+    for token_id in byte_ids(text):
+        state.accept(token_id)

@@ -9,7 +9,7 @@ from evensong.scheduler.grammar.reasoning import ReasoningGate
 from evensong.scheduler.grammar.state import RequestGrammar
 from evensong.scheduler.grammar.vocabulary import Vocabulary, has_bit
 from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, FIRST_BYTE, byte_ids, byte_tokenizer
-from tests.unit.scheduler.grammar.matching import allowed, compiled, next_texts, request_grammar, vocabulary
+from tests.unit.scheduler.grammar.matching import allowed, compiled, next_texts, request_grammar, say, vocabulary
 
 OPEN = ReasoningSpec("</think>", byte_ids("</think>"))
 UNDECIDED = ReasoningSpec("</think>", byte_ids("</think>"), byte_ids("<think>"))
@@ -18,9 +18,9 @@ UNDECIDED = ReasoningSpec("</think>", byte_ids("</think>"), byte_ids("<think>"))
 def test_the_grammar_begins_behind_the_end_of_the_reasoning() -> None:
     state = request_grammar(compiled(regex="ab"), reasoning=OPEN)
     for text in ("I think </thin", "that "):
-        state.accept_all(byte_ids(text))
+        say(state, text)
         assert {"a", "z", "<"} <= (next_texts(state) or set())
-    state.accept_all(byte_ids("</think>"))
+    say(state, "</think>")
     assert next_texts(state) == {"a"}
 
 
@@ -49,7 +49,7 @@ def test_tokens_that_end_the_reasoning_and_say_more_are_forbidden() -> None:
 
 def test_a_budget_ends_it_with_the_marker() -> None:
     state = request_grammar(compiled(regex="ab"), reasoning=OPEN, thinking_token_budget=3)
-    state.accept_all(byte_ids("abc"))
+    say(state, "abc")
     for token_id in byte_ids("</think>"):
         row = vocabulary().new_row()
         assert state.fill(row) and allowed(row) == {token_id}
@@ -60,7 +60,7 @@ def test_a_budget_ends_it_with_the_marker() -> None:
 def test_a_budget_works_without_a_grammar_and_is_not_needed_for_short_thoughts() -> None:
     state = request_grammar(None, reasoning=OPEN, thinking_token_budget=20)
     assert next_texts(state) is None
-    state.accept_all(byte_ids("ok</think>answer, and more than twenty tokens of it"))
+    say(state, "ok</think>answer, and more than twenty tokens of it")
     assert next_texts(state) is None
     state = request_grammar(None, reasoning=OPEN, thinking_token_budget=0)
     assert next_texts(state) == {"<"}
@@ -69,11 +69,11 @@ def test_a_budget_works_without_a_grammar_and_is_not_needed_for_short_thoughts()
 def test_an_output_that_may_reason_begins_with_either() -> None:
     state = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED)
     assert next_texts(state) == {"a", "<"}
-    state.accept_all(byte_ids("a"))
+    say(state, "a")
     assert next_texts(state) == {"b"}
     state = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED, output="<")
     assert next_texts(state) == {"t"}
-    state.accept_all(byte_ids("think>hm</think>"))
+    say(state, "think>hm</think>")
     assert next_texts(state) == {"a"}
 
 
@@ -82,7 +82,7 @@ def test_a_state_in_the_reasoning_is_rebuilt() -> None:
     for cut in range(len(text) + 1):
         whole = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED, thinking_token_budget=1)
         resumed = request_grammar(compiled(regex="ab"), reasoning=UNDECIDED, thinking_token_budget=1, output=text[:cut])
-        whole.accept_all(byte_ids(text[:cut]))
+        say(whole, text[:cut])
         assert next_texts(whole) == next_texts(resumed), cut
 
 
@@ -92,7 +92,7 @@ def test_drafts_may_run_through_the_end_of_the_reasoning() -> None:
     assert state.fill_positions(rows, byte_ids(">ab")) == 4
     assert {EOS_TOKEN_ID} == allowed(rows[3])
     assert {"z", ">"} <= (next_texts(state) or set())
-    state.accept_all(byte_ids(">"))
+    say(state, ">")
     assert next_texts(state) == {"a"}
 
 
@@ -101,5 +101,5 @@ def test_drafts_of_an_output_that_does_not_reason_are_rolled_back() -> None:
     rows = [vocabulary().new_row() for _ in range(3)]
     assert state.fill_positions(rows, byte_ids("ab")) == 3
     assert next_texts(state) == {"a", "<"}
-    state.accept_all(byte_ids("a"))
+    say(state, "a")
     assert next_texts(state) == {"b"}

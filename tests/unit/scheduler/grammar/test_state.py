@@ -10,7 +10,15 @@ import pytest
 from evensong.scheduler.grammar import limits
 from evensong.scheduler.grammar.base import GrammarFault
 from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, FIRST_BYTE, byte_ids
-from tests.unit.scheduler.grammar.matching import allowed, compiled, next_texts, request_grammar, texts_of, vocabulary
+from tests.unit.scheduler.grammar.matching import (
+    allowed,
+    compiled,
+    next_texts,
+    request_grammar,
+    say,
+    texts_of,
+    vocabulary,
+)
 
 STOP = FIRST_BYTE + ord("!")
 
@@ -18,7 +26,7 @@ STOP = FIRST_BYTE + ord("!")
 def test_eos_comes_only_where_the_grammar_is_satisfied() -> None:
     state = request_grammar(compiled(regex="ab*"))
     assert next_texts(state) == {"a"}
-    state.accept_all(byte_ids("a"))
+    say(state, "a")
     assert next_texts(state) == {"b", "EOS"}
 
 
@@ -32,7 +40,7 @@ def test_a_finished_grammar_allows_only_eos() -> None:
 def test_stop_ids_are_forbidden_before_the_end_and_allowed_from_there_on() -> None:
     """Also one that the grammar would take."""
     state = request_grammar(compiled(regex="a!b"), stop_token_ids=[STOP])
-    state.accept_all(byte_ids("a"))
+    say(state, "a")
     assert next_texts(state) == set()
     state = request_grammar(compiled(regex="ab*"), stop_token_ids=[STOP], output="a")
     assert next_texts(state) == {"b", "!", "EOS"}
@@ -41,7 +49,7 @@ def test_stop_ids_are_forbidden_before_the_end_and_allowed_from_there_on() -> No
 def test_with_ignore_eos_it_ends_only_where_nothing_can_follow() -> None:
     state = request_grammar(compiled(regex="a{1,2}"), ignore_eos=True, output="a")
     assert next_texts(state) == {"a"}
-    state.accept_all(byte_ids("a"))
+    say(state, "a")
     assert next_texts(state) == {"EOS"}
 
 
@@ -50,7 +58,7 @@ def test_the_tokens_so_far_give_the_same_state() -> None:
     text = '{"a": "日本"}'
     for cut in range(len(text) + 1):
         whole, resumed = request_grammar(grammar), request_grammar(grammar, output=text[:cut])
-        whole.accept_all(byte_ids(text[:cut]))
+        say(whole, text[:cut])
         rows = [vocabulary().new_row(), vocabulary().new_row()]
         assert whole.fill(rows[0]) and resumed.fill(rows[1])
         assert allowed(rows[0]) == allowed(rows[1]), cut
@@ -58,7 +66,7 @@ def test_the_tokens_so_far_give_the_same_state() -> None:
 
 def test_a_token_that_does_not_fit_is_a_fault() -> None:
     state = request_grammar(compiled(regex="a"))
-    state.accept_all(byte_ids("b"))
+    say(state, "b")
     assert state.fault is not None and "does not fit" in state.fault
 
 

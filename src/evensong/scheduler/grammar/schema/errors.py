@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from evensong.protocol.errors import RequestError
-
-PARAM = "structured_outputs"
+from evensong.protocol.structured import PARAM
 
 
 def refused(keyword: str, path: str, why: str) -> RequestError:

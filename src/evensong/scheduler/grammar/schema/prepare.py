@@ -14,8 +14,9 @@ from typing import Any
 from llguidance import LLMatcher
 
 from evensong.protocol.errors import RequestError
+from evensong.protocol.structured import PARAM, StructuredOutputsParams
 from evensong.scheduler.grammar.limits import parser_limits
-from evensong.scheduler.grammar.schema.errors import PARAM, malformed, refused, too_large
+from evensong.scheduler.grammar.schema.errors import malformed, refused, too_large
 from evensong.scheduler.grammar.schema.names import never_both
 from evensong.scheduler.grammar.schema.pattern import PatternError, search_body
 from evensong.scheduler.grammar.schema.rewrite import Rewriter
@@ -25,6 +26,15 @@ MAX_JSON_DEPTH = 200
 # Between tokens of JSON: one space, or a new line and what indents it. A model cannot go on with it for ever.
 WHITESPACE = r"[ ]|\r?\n(?:[ ]{0,40}|\t{0,10})"
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ",[ ]?", "key_separator": ":[ ]?"}
+
+
+def schema_options(params: StructuredOutputsParams) -> dict[str, Any]:
+    """How a request wants its schemas to be enforced: the keywords of `prepare_schema`."""
+    return {
+        "any_whitespace": not params.disable_any_whitespace,
+        "whitespace_pattern": params.whitespace_pattern,
+        "additional_properties": not params.disable_additional_properties,
+    }
 
 
 def prepare_schema(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from evensong.protocol.errors import RequestError
-from evensong.scheduler.grammar.schema.errors import PARAM, refused, too_large
+from evensong.protocol.structured import PARAM
+from evensong.scheduler.grammar.schema.errors import refused, too_large
 from evensong.scheduler.grammar.schema.refs import subschemas
 
 # Of all definitions together: the backend calls itself for each level, and past 1,600 its stack was seen to end.
