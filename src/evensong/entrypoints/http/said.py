@@ -17,6 +17,7 @@ from evensong.entrypoints.http.forms_out import TokenNames, Usage, chat_logprobs
 from evensong.entrypoints.http.generation import merged
 from evensong.entrypoints.http.parsers.base import ChoiceParser, Delta, ToolCallDelta
 from evensong.entrypoints.http.turn import Turn
+from evensong.protocol.errors import EvensongError
 from evensong.protocol.request_output import CompletionOutput
 
 # Longer texts are parsed in a thread.
@@ -46,16 +47,24 @@ async def what_is_said(turn: Turn) -> AsyncIterator[Said]:
     """The outputs of a turn with one choice as they come. Raises what the engine ends the request with."""
     parser, usage = turn.parser(0), turn.usage()
     names = TokenNames(turn.job.engine.front.texts, as_ids=False, shown=turn.job.options["shown_token_ids"])
-    async for index, output in merged(turn.job):
-        usage.add(index, output)
-        for choice in output.outputs:
-            if parser.plain or len(choice.text) <= INLINE_CHARACTERS:
-                pieces = pieces_of(parser, choice)
-            else:
-                pieces = await asyncio.to_thread(pieces_of, parser, choice)
-            logprobs = chat_logprobs(choice, turn.job.params, names)
-            content = [] if logprobs is None else logprobs["content"]
-            yield Said(pieces, usage, content, choice.finish_reason, choice.stop_reason)
+    try:
+        async for index, output in merged(turn.job):
+            usage.add(index, output)
+            for choice in output.outputs:
+                if parser.plain or len(choice.text) <= INLINE_CHARACTERS:
+                    pieces = pieces_of(parser, choice)
+                else:
+                    pieces = await asyncio.to_thread(pieces_of, parser, choice)
+                logprobs = chat_logprobs(choice, turn.job.params, names)
+                content = [] if logprobs is None else logprobs["content"]
+                yield Said(pieces, usage, content, choice.finish_reason, choice.stop_reason)
+    except EvensongError:
+        # What the parser holds was said all the same.
+        held: list[Piece] = []
+        _add(held, parser.finish())
+        if held:
+            yield Said(held, usage)
+        raise
 
 
 def pieces_of(parser: ChoiceParser, choice: CompletionOutput) -> list[Piece]:

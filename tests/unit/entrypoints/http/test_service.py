@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import pytest
@@ -78,6 +79,28 @@ def test_a_stream_over_its_time_has_what_a_parser_held() -> None:
         deltas = [event["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
         assert "".join(deltas) == "a<t" and deltas[-1] == "<t"
         assert events[-1]["error"]["code"] == "request_timeout"
+
+    run(body, functools.partial(LateClient, text="a<t"))
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_the_other_apis_have_it_too(path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages": {
+            "model": "demo",
+            "messages": HELLO,
+            "max_tokens": 9,
+            "tools": [{"name": "add", "input_schema": {}}],
+        },
+        "/v1/responses": {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": {}}]},
+    }
+
+    async def body(served: Served) -> None:
+        answer = await served.post(path, **bodies[path], stream=True, timeout=5)
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        deltas = [event["delta"] for event in events if event["type"].endswith("delta")]
+        assert "".join(delta if isinstance(delta, str) else delta["text"] for delta in deltas) == "a<t"
+        assert events[-1]["type"] in ("error", "response.failed")
 
     run(body, functools.partial(LateClient, text="a<t"))
 
