@@ -153,4 +153,4 @@ def test_the_order_names_real_places() -> None:
         for name in group:
             place = SRC.joinpath(*name.split("."))
             exists = place.is_dir() or place.with_suffix(".py").exists()
-            assert exists or name == "distributed", f"ORDER names {name}, which does not exist"
+            assert exists, f"ORDER names {name}, which does not exist"

@@ -38,8 +38,6 @@ _MEMORY = ForeignSetting(_number, "expected a number; set the size of the KV cac
 _OWN_CHOICE = ForeignSetting(_flag, "expected True or False")
 
 FOREIGN: dict[str, ForeignSetting] = {
-    "tensor_parallel_size": _ONE_DEVICE,
-    "pipeline_parallel_size": _ONE_DEVICE,
     "data_parallel_size": _ONE_DEVICE,
     "gpu_memory_utilization": _MEMORY,
     "swap_space": _MEMORY,

@@ -112,8 +112,30 @@ class SchedulerConfig:
     tenant_weights: str | None = setting(
         None, 'shares that are not equal, by name of the key or user: JSON such as {"alice": 2} (others have 1)'
     )
+    async_scheduling: bool = setting(True, "plan the next step while one runs; same bytes without")
     request_timeout: float | None = setting(None, "seconds that a request may take in all (default: no limit)")
     queue_timeout: float | None = setting(None, "seconds that a request may wait to begin (default: no limit)")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many workers run the model, and what each holds of it."""
+
+    tensor_parallel_size: int = setting(
+        1, "workers that share each layer; heads need not divide evenly", "--tensor-parallel-size", "-tp"
+    )
+    pipeline_parallel_size: int = setting(
+        1, "stages, each a range of the layers, in workers of their own", "--pipeline-parallel-size", "-pp"
+    )
+    pipeline_layers: str | None = setting(
+        None, "layers of each stage, such as 18,12 (default: so that stages take as long as each other)", metavar="N,N"
+    )
+    distributed_executor_backend: Literal["auto", "uni", "mp"] = setting(
+        "auto",
+        "uni: the worker runs inside the core's process; mp: each in a process of its own; auto: mp for several",
+        choices=("auto", "uni", "mp"),
+    )
+    worker_timeout: float = setting(300.0, "seconds that a step or a call may take on a worker before the engine fails")
 
 
 @dataclass(frozen=True)
@@ -143,6 +165,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
 
@@ -205,5 +228,6 @@ ENGINE_SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
 }

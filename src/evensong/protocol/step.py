@@ -48,6 +48,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     list is in row order too. `released_request_ids` lost their slot (finished, aborted or preempted) since the last
     plan; a request can be released and be new in one plan: release comes first. `block_copies` are pairs of blocks,
     from and to, of one layer group each: they are copied in this order before anything of the step is written.
+    `awaits_bitmask`: some sampled rows are constrained, so that a bitmask follows before they can be sampled.
     """
 
     step_id: int
@@ -57,6 +58,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     sampling_request_ids: list[str]
     released_request_ids: list[str]
     block_copies: list[tuple[int, int]] = []
+    awaits_bitmask: bool = False
 
     @property
     def total_num_scheduled_tokens(self) -> int:

@@ -12,7 +12,7 @@ from evensong.config.sections import ENGINE_SECTIONS
 from evensong.protocol.errors import ConfigError
 
 USUAL = {
-    "tensor_parallel_size": 1,
+    "data_parallel_size": 1,
     "gpu_memory_utilization": 0.9,
     "swap_space": 4,
     "trust_remote_code": True,
@@ -28,8 +28,8 @@ def test_a_usual_script_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tensor_parallel_size", 2),
-        ("tensor_parallel_size", True),
+        ("data_parallel_size", 2),
+        ("data_parallel_size", True),
         ("gpu_memory_utilization", "0.9"),
         ("gpu_memory_utilization", -1),
         ("trust_remote_code", "yes"),
