@@ -33,6 +33,16 @@ def group_layers(specs: Sequence[LayerKVSpec]) -> tuple[LayerGroup, ...]:
     )
 
 
+def merge_specs(ranks: Sequence[Sequence[LayerKVSpec]]) -> list[LayerKVSpec]:
+    """The specs of all layers of a model, from those of its ranks; of a layer that ranks share, the largest part."""
+    found: dict[int, LayerKVSpec] = {}
+    for spec in (spec for specs in ranks for spec in specs):
+        other = found.get(spec.layer)
+        if other is None or spec.bytes_per_token > other.bytes_per_token:
+            found[spec.layer] = spec
+    return [found[layer] for layer in sorted(found)]
+
+
 def bytes_per_block(specs: Sequence[LayerKVSpec], groups: Sequence[LayerGroup], block_size: int) -> int:
     """Bytes of one block in all cache tensors."""
     largest = max(groups, key=lambda group: len(group.layers))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from evensong.utils.doorbell import Doorbell, anonymous_memory
 
-RING_BYTES = 4 * 2**20
+RING_BYTES = 2**20
 _PAGE = 4096
 _WORD = 8
 _WORDS_PER_LINE = 8
@@ -78,6 +78,11 @@ class RingWriter:
             more = first + length < len(view)
             self._put(view[first : first + length], more, seconds)
             first += length
+
+    def unread(self) -> list[int]:
+        """Indices of the readers that have not come back for more since the last message."""
+        positions, own = self._ring.positions, range(len(self._doorbells))
+        return [index for index in own if positions[(1 + index) * _WORDS_PER_LINE] != self._written]
 
     def close(self) -> None:
         """From any thread: a writer that waits for room gives up."""

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from evensong.config.sections import EngineConfig
+from evensong.distributed.grid import ALONE, Rank
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
@@ -26,7 +27,14 @@ from evensong.worker.runner import Runner
 class Worker:
     """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: Rank = ALONE,
+        links_fd: int | None = None,
+        processors: tuple[int, ...] | None = None,
+    ) -> None:
+        self._rank = rank
         model = config.model
         source = resolve_model(model.model, revision=model.revision, progress=False, fetched=True)
         self._source = source
@@ -104,7 +112,7 @@ class Worker:
 
     def get_rank(self) -> int:
         """This worker's rank."""
-        return 0
+        return self._rank.index
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """The forward pass of a plan."""
