@@ -67,12 +67,18 @@ def on_processors(allowed: Sequence[int], usable: int, num_ranks: int, threads: 
     most = int(threads) if threads.isdigit() and int(threads) else len(allowed)
     places = []
     for rank in range(num_ranks):
-        first, stop = (-(-len(allowed) * edge // num_ranks) for edge in (rank, rank + 1))
+        first, stop = _share(len(allowed), rank, num_ranks)
         # A quota of processor time below the number of processors is divided, too.
-        count = min(stop - first, max(usable // num_ranks, 1), most)
-        own = tuple(allowed[first : first + count])
+        begin, end = _share(usable, rank, num_ranks)
+        own = tuple(allowed[first : first + min(stop - first, end - begin, most)])
         places.append(Place(own, {THREADS: str(len(own))}))
     return places
+
+
+def _share(total: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """From where to where a rank's part of `total` things reaches; the first ranks have one more."""
+    first, stop = (-(-total * edge // num_ranks) for edge in (rank, rank + 1))
+    return first, stop
 
 
 def visible_devices(setting: str | None, count: int) -> list[str]:
