@@ -18,6 +18,8 @@ PANEL = 32
 # The context that layers are weighed with: each earlier token costs a multiplication with its keys and its values.
 # Short answers and long ones lie on both sides of it; with it attention is a sixth of a layer of SmolLM2.
 WEIGHED_CONTEXT = 512
+# Ranks that the native kernels let meet (native/src/links.h).
+_MOST_PARTS = 64
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ class HeadShare:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank holds: `queries` and `keys` are spans of heads' components, `layers` those of its stage."""
+    """What one rank holds: `queries` and `keys` are spans of heads' components, `layers` those of its stage.
+
+    `vocabulary` are its rows of embedding and output head; `vocabulary_sizes`, how many each part has.
+    """
 
     rank: Rank
     heads: HeadShare
@@ -88,6 +93,7 @@ class Share:
     keys: Span
     intermediate: Span
     vocabulary: Span
+    vocabulary_sizes: tuple[int, ...]
     layers: range
     num_layers: int
 
@@ -151,7 +157,7 @@ def check_sizes(model: ModelDescription, grid: RankGrid) -> None:
 def servable_sizes(model: ModelDescription) -> tuple[int, int]:
     """The most parts that can share a layer, and the most stages; any fewer can be served too."""
     panels = -(-model.vocab_size // PANEL)
-    return min(model.num_heads, model.intermediate_size, panels), model.num_layers
+    return min(model.num_heads, model.intermediate_size, panels, _MOST_PARTS), model.num_layers
 
 
 def stage_layers(model: ModelDescription, stages: int, asked: str | None) -> tuple[tuple[int, int], ...]:
@@ -258,13 +264,15 @@ def _share(model: ModelDescription, rank: Rank, layers: tuple[int, int]) -> Shar
     parts, part = rank.grid.tensor_parallel_size, rank.part
     heads = split_heads(model.num_heads, model.num_kv_heads, parts)[part]
     size = model.head_dim
+    rows = split_evenly(model.vocab_size, parts, PANEL)
     return Share(
         rank=rank,
         heads=heads,
         queries=Span(model.num_heads * size, ((heads.first * size, heads.stop * size),)),
         keys=Span(model.num_kv_heads * size, ((heads.kv_first * size, heads.kv_stop * size),)),
         intermediate=Span(model.intermediate_size, (split_evenly(model.intermediate_size, parts, PANEL)[part],)),
-        vocabulary=Span(model.vocab_size, (split_evenly(model.vocab_size, parts, PANEL)[part],)),
+        vocabulary=Span(model.vocab_size, (rows[part],)),
+        vocabulary_sizes=tuple(end - first for first, end in rows),
         layers=range(*layers),
         num_layers=model.num_layers,
     )
