@@ -6,25 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from evensong.kernels.cpu.builders import NativeBuilder, PackingBuilder
+from evensong.distributed.grid import ALONE
+from evensong.distributed.split import whole_share
 from evensong.kernels.cpu.native import chosen_isa, extension, multiplies_bfloat16
-from evensong.kernels.cpu.packed_file import PackedFile, packed_key, packed_path
-from evensong.kernels.cpu.packed_writer import PackedWriter, open_or_pack
-from evensong.kernels.cpu.recorder import Watchers
+from evensong.kernels.cpu.recorder import NativeLinks, Watchers
 from evensong.kernels.mode import numeric_mode
 from evensong.layers.rotary import rotary_tables
-from evensong.models.base import CausalLM
-from evensong.models.check import check_model
-from evensong.models.loader import TensorReader, build_model
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.native_draws import NativeDraws, compose
 from evensong.sampling.row import Bitmask, Float32, SamplingRow
 from evensong.sampling.sampler import NO_TOKEN, Sampled, sample_row
-from evensong.sources.model_description import ModelDescription
-from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import LAST_WORD, TICKS_WORD, ProgressPage
 from evensong.worker.batch import Batch
@@ -38,6 +31,7 @@ from evensong.worker.device import (
     with_masks,
 )
 from evensong.worker.kv_memory import HostKV
+from evensong.worker.native_model import NativeModel, load_native
 from evensong.worker.native_rows import given_rows, logits_rows, masks_of, row_changes_logits, rows_of
 from evensong.worker.recording import LayerMemory, Recording
 from evensong.worker.trace import write_chrome_trace
@@ -57,7 +51,7 @@ class NativeDevice(Device):
         self._native = extension()
         self._engine = self._native.Engine(threads or compute_threads())
         self._draws = NativeDraws(self._isa)
-        self._loaded: tuple[ModelDescription, CausalLM, PackedFile] | None = None
+        self._loaded: NativeModel | None = None
         self._kv: HostKV | None = None
         self._plan: Recording | None = None
         self.watchers = Watchers()
@@ -67,30 +61,15 @@ class NativeDevice(Device):
         self._deferred: Any = None
 
     def load(self, files: ModelFiles, show: bool) -> None:
-        description = files.description
-        weights = open_weights(files.source)
-        check_model(description, weights)
-        parts = {"model": files.digest(), "isa": self._isa, "build": self._native.BUILD, "stored": self.mode.stored}
-        key = packed_key(parts)
-        path = packed_path(files.source.name, key)
-
-        def pack(writer: PackedWriter) -> dict[str, Any]:
-            with (
-                tqdm(total=len(weights), desc="packing weights", unit="tensor", disable=not show, leave=False) as bar,
-                TensorReader(weights, lambda: bar.update(1)) as read,
-            ):
-                build_model(description, PackingBuilder(read, writer, self._isa, self.mode.stored))
-            return {}
-
-        packed = open_or_pack(path, key, pack, self._native.checksum, self._engine.threads)
-        self._loaded = description, build_model(description, NativeBuilder(packed, self._isa)), packed
+        share = whole_share(files.description)
+        self._loaded = load_native(files, share, self._isa, self.mode.stored, self._engine.threads, show)
 
     def unload(self) -> None:
         self._plan, self._loaded = None, None
         self._last = ()
 
     def kv_specs(self) -> list[LayerKVSpec]:
-        return self._model[1].kv_specs(self.mode.kv)
+        return self._model.model.kv_specs(self.mode.kv)
 
     def available_memory(self) -> int:
         return available_memory_bytes()
@@ -98,12 +77,14 @@ class NativeDevice(Device):
     def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
         if self._kv is None:
             self._kv = HostKV(self.kv_specs(), kv_cache, self.mode.kv)
-        description, model, _ = self._model
+        description, model = self._model.description, self._model.model
         tables = rotary_tables(description.rotary_dim, description.layer_ropes, max_model_len)
         memory = LayerMemory(
             self._kv.arrays, self.kv_specs(), kv_cache, [tables[rope] for rope in description.layer_ropes]
         )
-        self._plan = Recording(self._isa, self.mode, model, memory, max_model_len, num_token_ids, self.watchers)
+        self._plan = Recording(
+            self._isa, self.mode, model, ALONE, NativeLinks(), memory, max_model_len, num_token_ids, self.watchers
+        )
 
     def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
         self._copy_blocks(batch)
@@ -216,7 +197,7 @@ class NativeDevice(Device):
         write_chrome_trace(path, self._engine.take_spans(), names)
 
     @property
-    def _model(self) -> tuple[ModelDescription, CausalLM, PackedFile]:
+    def _model(self) -> NativeModel:
         assert self._loaded is not None, "the weights are asleep"
         return self._loaded
 
