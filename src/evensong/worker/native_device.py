@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from evensong.distributed.grid import ALONE
-from evensong.distributed.split import whole_share
 from evensong.kernels.cpu.native import chosen_isa, extension, multiplies_bfloat16
 from evensong.kernels.cpu.recorder import NativeLinks, Watchers
 from evensong.kernels.mode import numeric_mode
@@ -31,6 +29,7 @@ from evensong.worker.device import (
     with_masks,
 )
 from evensong.worker.kv_memory import HostKV
+from evensong.worker.native_links import native_links
 from evensong.worker.native_model import NativeModel, load_native
 from evensong.worker.native_rows import given_rows, logits_rows, masks_of, row_changes_logits, rows_of
 from evensong.worker.recording import LayerMemory, Recording
@@ -45,13 +44,16 @@ class NativeDevice(Device):
 
     def __init__(self, settings: DeviceSettings, *, isa: str | None = None, threads: int | None = None) -> None:
         self._isa = isa or chosen_isa()
-        self._eager = settings.enforce_eager
+        self._settings = settings
         multiplies = multiplies_bfloat16(self._isa)
         self.mode = numeric_mode(settings.dtype, "cpu", multiplies_bfloat16=multiplies).with_kv(settings.kv_dtype)
         self._native = extension()
-        self._engine = self._native.Engine(threads or compute_threads())
+        processors = settings.processors
+        threads = threads or (len(processors) if processors else compute_threads())
+        self._engine = self._native.Engine(threads, None if processors is None else list(processors))
         self._draws = NativeDraws(self._isa)
         self._loaded: NativeModel | None = None
+        self._links: NativeLinks | None = None
         self._kv: HostKV | None = None
         self._plan: Recording | None = None
         self.watchers = Watchers()
@@ -61,7 +63,7 @@ class NativeDevice(Device):
         self._deferred: Any = None
 
     def load(self, files: ModelFiles, show: bool) -> None:
-        share = whole_share(files.description)
+        share = self._settings.share(files.description)
         self._loaded = load_native(files, share, self._isa, self.mode.stored, self._engine.threads, show)
 
     def unload(self) -> None:
@@ -77,13 +79,15 @@ class NativeDevice(Device):
     def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
         if self._kv is None:
             self._kv = HostKV(self.kv_specs(), kv_cache, self.mode.kv)
-        description, model = self._model.description, self._model.model
+        description, model, rank = self._model.description, self._model.model, self._settings.rank
+        if self._links is None:
+            self._links = native_links(self._settings.links_fd, rank, kv_cache, description)
         tables = rotary_tables(description.rotary_dim, description.layer_ropes, max_model_len)
         memory = LayerMemory(
             self._kv.arrays, self.kv_specs(), kv_cache, [tables[rope] for rope in description.layer_ropes]
         )
         self._plan = Recording(
-            self._isa, self.mode, model, ALONE, NativeLinks(), memory, max_model_len, num_token_ids, self.watchers
+            self._isa, self.mode, model, rank, self._links, memory, max_model_len, num_token_ids, self.watchers
         )
 
     def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
@@ -96,14 +100,15 @@ class NativeDevice(Device):
         # Where masks may come the step ends with the logits, and `finish` draws.
         self._deferred = batch.sample_rows if any(row.constrained for row in rows) else None
         samples = rows_of(rows) if self._deferred is None else logits_rows(len(rows))
-        if self._eager:
+        eager = self._settings.enforce_eager
+        if eager:
             plan.run_eagerly(self._engine, inputs, batch.sample_rows, samples)
         ticket = self._engine.submit(
             plan.program,
             *inputs,
             batch.sample_rows,
             samples,
-            first=plan.sampling_begins if self._eager else 0,
+            first=plan.sampling_begins if eager else 0,
             last=None if self._deferred is None else plan.sampling_begins,
         )
         self._running = ticket, inputs
@@ -113,13 +118,16 @@ class NativeDevice(Device):
         (ticket, inputs), self._running = self._running, None
         rows = with_masks(self._rows, masks)
         # Handed in while the model runs: it follows at once.
-        drawing = None if self._deferred is None else self._draw(inputs, self._deferred, rows)
+        draws = self._deferred is not None and self._settings.rank.is_output
+        drawing = self._draw(inputs, self._deferred, rows) if draws else None
         try:
             results = self._engine.wait(ticket)
         finally:
             if drawing is not None:
                 results = self._engine.wait(drawing)
         self._last = inputs
+        if not self._settings.rank.is_output:
+            return []
         return [self._sampled(index, row, results) for index, row in enumerate(rows)]
 
     def _draw(self, inputs: tuple[Any, ...], sample_rows: Any, rows: Sequence[SamplingRow]) -> int:
@@ -155,18 +163,26 @@ class NativeDevice(Device):
 
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
         scores: list[TokenLogprobs] = []
-        for first in range(0, len(rows), ROWS_AT_ONCE):
+        finite = True
+        for first in range(0, len(rows) if self._settings.rank.is_last_stage else 0, ROWS_AT_ONCE):
             part = rows[first : first + ROWS_AT_ONCE]
             tokens = token_ids[first : first + len(part)]
             results = self._run_head(part, given_rows(tokens, num_best))
-            if not np.isfinite(results[1]).all():
-                raise NotFiniteError
-            scores.extend(self._logprobs(index, token_id, results) for index, token_id in enumerate(tokens))
+            if self._settings.rank.is_output:
+                # Other ranks do not know, and run the head over all parts.
+                finite = finite and bool(np.isfinite(results[1]).all())
+                if finite:
+                    scores.extend(self._logprobs(index, token_id, results) for index, token_id in enumerate(tokens))
+        if not finite:
+            raise NotFiniteError
         return scores
 
     def logits(self, rows: Sequence[int]) -> Float32:
-        self._run_head(rows, logits_rows(len(rows)))
+        if self._settings.rank.is_last_stage:
+            self._run_head(rows, logits_rows(len(rows)))
         plan = self._recording
+        if not self._settings.rank.is_output:
+            return np.empty((0, plan.num_token_ids), np.float32)
         whole: Float32 = plan.program.view(plan.logits, len(rows))[:, : plan.num_token_ids]
         return whole.copy()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 from evensong.distributed.grid import Rank
@@ -26,7 +28,7 @@ def native_links(fd: int | None, rank: Rank, kv_cache: KVCacheConfig, model: Mod
     feed = _FEED_HEAD + _FEED_TOKEN * kv_cache.max_num_seqs
     grid = rank.grid
     if grid.num_ranks == 1:
-        return NativeLinks(feed=np.zeros(feed, np.uint8))
+        return NativeLinks(feed=np.frombuffer(mmap.mmap(-1, feed), np.uint8))
     assert fd is not None, "several ranks share memory"
     native, parts, width = extension(), grid.tensor_parallel_size, model.hidden_size
     rows, samples = kv_cache.max_num_batched_tokens, most_samples(kv_cache)

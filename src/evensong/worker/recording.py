@@ -12,7 +12,7 @@ from evensong.kernels.cpu.recorder import CosSin, NativeLinks, Recorder, Watcher
 from evensong.kernels.mode import NumericMode
 from evensong.models.base import CausalLM
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, groups_of_layers
-from evensong.worker.device import ROWS_AT_ONCE, num_probe_blocks
+from evensong.worker.device import BANKS, most_samples, num_probe_blocks
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,13 @@ class Recording:
         return extension().Program(
             self._isa,
             max_rows=kv_cache.max_num_batched_tokens,
-            # Prompts are scored so many rows at a time.
-            max_samples=max(kv_cache.max_num_seqs, ROWS_AT_ONCE),
+            max_samples=most_samples(kv_cache),
             max_positions=self._max_model_len,
             num_blocks=kv_cache.num_blocks + num_probe_blocks(kv_cache.block_size),
             block_size=kv_cache.block_size,
             num_groups=len(kv_cache.groups),
             num_feed_slots=kv_cache.max_num_seqs,
             vocab_size=self.num_token_ids,
+            num_banks=BANKS,
+            feed=self._links.feed,
         )
