@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from evensong.distributed.grid import ALONE, Rank
+from evensong.distributed.split import Share, plan_shares
 from evensong.kernels.mode import NumericMode
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
@@ -22,6 +24,8 @@ ROWS_AT_ONCE = 64
 # Steps of this many tokens warm up and measure. They have blocks of their own behind the pool's, so that they disturb
 # nobody whenever they run.
 PROBE_TOKENS = 64
+# Steps whose logits are kept at a time: of one that runs, and of the one before it.
+BANKS = 2
 
 
 def num_probe_blocks(block_size: int) -> int:
@@ -29,14 +33,31 @@ def num_probe_blocks(block_size: int) -> int:
     return -(-PROBE_TOKENS // block_size)
 
 
+def most_samples(kv_cache: KVCacheConfig) -> int:
+    """The most rows that an output head has to do with at once: prompts are scored ROWS_AT_ONCE rows at a time."""
+    return max(kv_cache.max_num_seqs, ROWS_AT_ONCE)
+
+
 @dataclass(frozen=True)
 class DeviceSettings:
-    """What a user decides of how a model runs. `kv_dtype`: of the cache; `auto` follows the mode."""
+    """How a model runs, and what of it. `kv_dtype`: of the cache; `auto` follows the mode.
+
+    `rank`: where the device stands; `links_fd`: the memory that the ranks share, where there are several.
+    `pipeline_layers`: layers of each stage, where the user said. `processors`: those that threads are bound to.
+    """
 
     device: str
     dtype: str
     kv_dtype: str = "auto"
     enforce_eager: bool = False
+    rank: Rank = ALONE
+    links_fd: int | None = None
+    pipeline_layers: str | None = None
+    processors: tuple[int, ...] | None = None
+
+    def share(self, description: ModelDescription) -> Share:
+        """What the rank holds of a model. Raises ConfigError for a grid that cannot serve it."""
+        return plan_shares(description, self.rank.grid, self.pipeline_layers)[self.rank.index]
 
 
 @dataclass(frozen=True)
@@ -100,7 +121,7 @@ class Device(ABC):
 
     @abstractmethod
     def kv_specs(self) -> list[LayerKVSpec]:
-        """What each attention layer keeps per token."""
+        """What each attention layer of this rank keeps per token, by the model's layer numbers."""
 
     @abstractmethod
     def available_memory(self) -> int:
@@ -116,18 +137,25 @@ class Device(ABC):
 
     @abstractmethod
     def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        """Waits for it; one result for each sampled row. `masks`: by index, those of rows that are constrained."""
+        """Waits for it; one result for each sampled row, and none on ranks that do not sample.
+
+        `masks`: by index, those of rows that are constrained.
+        """
 
     @abstractmethod
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
         """Log-probabilities of `token_ids`, each after its row of the step, and of the `num_best` best at each.
 
-        Logits are made for ROWS_AT_ONCE rows at a time. Raises NotFiniteError.
+        Logits are made for ROWS_AT_ONCE rows at a time, by all ranks of the last stage together; the output rank
+        has the result. Raises NotFiniteError, once all is done that others wait for.
         """
 
     @abstractmethod
     def logits(self, rows: Sequence[int]) -> Float32:
-        """Logits [len(rows), num_token_ids] of rows of the last step; at most ROWS_AT_ONCE. For tests."""
+        """Logits [len(rows), num_token_ids] of rows of the last step; at most ROWS_AT_ONCE. For tests.
+
+        All ranks of the last stage are asked at the same time; others have none.
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, str]:

@@ -6,25 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from evensong.kernels.cpu.builders import NativeBuilder, PackingBuilder
 from evensong.kernels.cpu.native import chosen_isa, extension, multiplies_bfloat16
-from evensong.kernels.cpu.packed_file import PackedFile, packed_key, packed_path
-from evensong.kernels.cpu.packed_writer import PackedWriter, open_or_pack
-from evensong.kernels.cpu.recorder import Watchers
+from evensong.kernels.cpu.recorder import NativeLinks, Watchers
 from evensong.kernels.mode import numeric_mode
 from evensong.layers.rotary import rotary_tables
-from evensong.models.base import CausalLM
-from evensong.models.check import check_model
-from evensong.models.loader import TensorReader, build_model
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.native_draws import NativeDraws, compose
 from evensong.sampling.row import Bitmask, Float32, SamplingRow
 from evensong.sampling.sampler import NO_TOKEN, Sampled, sample_row
-from evensong.sources.model_description import ModelDescription
-from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import LAST_WORD, TICKS_WORD, ProgressPage
 from evensong.worker.batch import Batch
@@ -38,6 +29,8 @@ from evensong.worker.device import (
     with_masks,
 )
 from evensong.worker.kv_memory import HostKV
+from evensong.worker.native_links import native_links
+from evensong.worker.native_model import NativeModel, load_native
 from evensong.worker.native_rows import given_rows, logits_rows, masks_of, row_changes_logits, rows_of
 from evensong.worker.recording import LayerMemory, Recording
 from evensong.worker.trace import write_chrome_trace
@@ -51,13 +44,16 @@ class NativeDevice(Device):
 
     def __init__(self, settings: DeviceSettings, *, isa: str | None = None, threads: int | None = None) -> None:
         self._isa = isa or chosen_isa()
-        self._eager = settings.enforce_eager
+        self._settings = settings
         multiplies = multiplies_bfloat16(self._isa)
         self.mode = numeric_mode(settings.dtype, "cpu", multiplies_bfloat16=multiplies).with_kv(settings.kv_dtype)
         self._native = extension()
-        self._engine = self._native.Engine(threads or compute_threads())
+        processors = settings.processors
+        threads = threads or (len(processors) if processors else compute_threads())
+        self._engine = self._native.Engine(threads, None if processors is None else list(processors))
         self._draws = NativeDraws(self._isa)
-        self._loaded: tuple[ModelDescription, CausalLM, PackedFile] | None = None
+        self._loaded: NativeModel | None = None
+        self._links: NativeLinks | None = None
         self._kv: HostKV | None = None
         self._plan: Recording | None = None
         self.watchers = Watchers()
@@ -67,30 +63,15 @@ class NativeDevice(Device):
         self._deferred: Any = None
 
     def load(self, files: ModelFiles, show: bool) -> None:
-        description = files.description
-        weights = open_weights(files.source)
-        check_model(description, weights)
-        parts = {"model": files.digest(), "isa": self._isa, "build": self._native.BUILD, "stored": self.mode.stored}
-        key = packed_key(parts)
-        path = packed_path(files.source.name, key)
-
-        def pack(writer: PackedWriter) -> dict[str, Any]:
-            with (
-                tqdm(total=len(weights), desc="packing weights", unit="tensor", disable=not show, leave=False) as bar,
-                TensorReader(weights, lambda: bar.update(1)) as read,
-            ):
-                build_model(description, PackingBuilder(read, writer, self._isa, self.mode.stored))
-            return {}
-
-        packed = open_or_pack(path, key, pack, self._native.checksum, self._engine.threads)
-        self._loaded = description, build_model(description, NativeBuilder(packed, self._isa)), packed
+        share = self._settings.share(files.description)
+        self._loaded = load_native(files, share, self._isa, self.mode.stored, self._engine.threads, show)
 
     def unload(self) -> None:
         self._plan, self._loaded = None, None
         self._last = ()
 
     def kv_specs(self) -> list[LayerKVSpec]:
-        return self._model[1].kv_specs(self.mode.kv)
+        return self._model.model.kv_specs(self.mode.kv)
 
     def available_memory(self) -> int:
         return available_memory_bytes()
@@ -98,12 +79,16 @@ class NativeDevice(Device):
     def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
         if self._kv is None:
             self._kv = HostKV(self.kv_specs(), kv_cache, self.mode.kv)
-        description, model, _ = self._model
+        description, model, rank = self._model.description, self._model.model, self._settings.rank
+        if self._links is None:
+            self._links = native_links(self._settings.links_fd, rank, kv_cache, description)
         tables = rotary_tables(description.rotary_dim, description.layer_ropes, max_model_len)
         memory = LayerMemory(
             self._kv.arrays, self.kv_specs(), kv_cache, [tables[rope] for rope in description.layer_ropes]
         )
-        self._plan = Recording(self._isa, self.mode, model, memory, max_model_len, num_token_ids, self.watchers)
+        self._plan = Recording(
+            self._isa, self.mode, model, rank, self._links, memory, max_model_len, num_token_ids, self.watchers
+        )
 
     def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
         self._copy_blocks(batch)
@@ -115,14 +100,15 @@ class NativeDevice(Device):
         # Where masks may come the step ends with the logits, and `finish` draws.
         self._deferred = batch.sample_rows if any(row.constrained for row in rows) else None
         samples = rows_of(rows) if self._deferred is None else logits_rows(len(rows))
-        if self._eager:
+        eager = self._settings.enforce_eager
+        if eager:
             plan.run_eagerly(self._engine, inputs, batch.sample_rows, samples)
         ticket = self._engine.submit(
             plan.program,
             *inputs,
             batch.sample_rows,
             samples,
-            first=plan.sampling_begins if self._eager else 0,
+            first=plan.sampling_begins if eager else 0,
             last=None if self._deferred is None else plan.sampling_begins,
         )
         self._running = ticket, inputs
@@ -132,13 +118,16 @@ class NativeDevice(Device):
         (ticket, inputs), self._running = self._running, None
         rows = with_masks(self._rows, masks)
         # Handed in while the model runs: it follows at once.
-        drawing = None if self._deferred is None else self._draw(inputs, self._deferred, rows)
+        draws = self._deferred is not None and self._settings.rank.is_output
+        drawing = self._draw(inputs, self._deferred, rows) if draws else None
         try:
             results = self._engine.wait(ticket)
         finally:
             if drawing is not None:
                 results = self._engine.wait(drawing)
         self._last = inputs
+        if not self._settings.rank.is_output:
+            return []
         return [self._sampled(index, row, results) for index, row in enumerate(rows)]
 
     def _draw(self, inputs: tuple[Any, ...], sample_rows: Any, rows: Sequence[SamplingRow]) -> int:
@@ -174,18 +163,26 @@ class NativeDevice(Device):
 
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
         scores: list[TokenLogprobs] = []
-        for first in range(0, len(rows), ROWS_AT_ONCE):
+        finite = True
+        for first in range(0, len(rows) if self._settings.rank.is_last_stage else 0, ROWS_AT_ONCE):
             part = rows[first : first + ROWS_AT_ONCE]
             tokens = token_ids[first : first + len(part)]
             results = self._run_head(part, given_rows(tokens, num_best))
-            if not np.isfinite(results[1]).all():
-                raise NotFiniteError
-            scores.extend(self._logprobs(index, token_id, results) for index, token_id in enumerate(tokens))
+            if self._settings.rank.is_output:
+                # Other ranks do not know, and run the head over all parts.
+                finite = finite and bool(np.isfinite(results[1]).all())
+                if finite:
+                    scores.extend(self._logprobs(index, token_id, results) for index, token_id in enumerate(tokens))
+        if not finite:
+            raise NotFiniteError
         return scores
 
     def logits(self, rows: Sequence[int]) -> Float32:
-        self._run_head(rows, logits_rows(len(rows)))
+        if self._settings.rank.is_last_stage:
+            self._run_head(rows, logits_rows(len(rows)))
         plan = self._recording
+        if not self._settings.rank.is_output:
+            return np.empty((0, plan.num_token_ids), np.float32)
         whole: Float32 = plan.program.view(plan.logits, len(rows))[:, : plan.num_token_ids]
         return whole.copy()
 
@@ -216,7 +213,7 @@ class NativeDevice(Device):
         write_chrome_trace(path, self._engine.take_spans(), names)
 
     @property
-    def _model(self) -> tuple[ModelDescription, CausalLM, PackedFile]:
+    def _model(self) -> NativeModel:
         assert self._loaded is not None, "the weights are asleep"
         return self._loaded
 

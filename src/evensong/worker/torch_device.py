@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from evensong.distributed.split import whole_share
 from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet, cpu_multiplies_bfloat16, describe_kernels, ops_for
 from evensong.kernels.mode import NumericMode, numeric_mode
@@ -44,14 +45,14 @@ from evensong.worker.layer_views import LayerViews
 CUDA_POOL_SHARE = 0.85
 
 
-class _Watched(list[torch.Tensor]):
-    """The KV caches of all layers: whoever takes the next layer's comes forward."""
+class _Watched(dict[int, torch.Tensor]):
+    """The KV caches by layer: whoever takes the next layer's comes forward."""
 
-    def __init__(self, caches: list[torch.Tensor], tick: Callable[[], None]) -> None:
+    def __init__(self, caches: Mapping[int, torch.Tensor], tick: Callable[[], None]) -> None:
         super().__init__(caches)
         self._tick = tick
 
-    def __getitem__(self, layer: int) -> torch.Tensor:  # type: ignore[override]  # no slices of layers are taken
+    def __getitem__(self, layer: int) -> torch.Tensor:
         self._tick()
         return super().__getitem__(layer)
 
@@ -72,7 +73,7 @@ class TorchDevice(Device):
         self._loaded: _Loaded | None = None
         self._kv: _TorchKV | None = None
         self._views: LayerViews | None = None
-        self._caches: list[torch.Tensor] = []
+        self._caches: dict[int, torch.Tensor] = {}
         self._num_token_ids = 0
         self._step: tuple[TorchStep, torch.Tensor] | None = None
         self._sampling: tuple[Float32, Sequence[SamplingRow]] | None = None
@@ -80,13 +81,14 @@ class TorchDevice(Device):
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description, weights = files.description, open_weights(files.source)
-        check_model(description, weights)
+        share = whole_share(description)
+        spans = check_model(description, weights, share)
         with (
             torch.inference_mode(),
-            tqdm(total=len(weights), desc="loading weights", unit="tensor", disable=not show, leave=False) as bar,
-            TensorReader(weights, lambda: bar.update(1)) as read,
+            tqdm(total=len(spans), desc="loading weights", unit="tensor", disable=not show, leave=False) as bar,
+            TensorReader(weights, spans, lambda: bar.update(1)) as read,
         ):
-            builder = TorchBuilder(read, self._ops, self.mode, self._torch)
+            builder = TorchBuilder(share, read, self._ops, self.mode, self._torch)
             self._loaded = _Loaded(description, build_model(description, builder), builder)
 
     def unload(self) -> None:
@@ -105,7 +107,7 @@ class TorchDevice(Device):
     def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
         if self._kv is None:
             self._kv = _TorchKV(self.kv_specs(), kv_cache, self.mode, self._torch)
-            self._caches = self._kv.caches
+            self._caches = {spec.layer: cache for spec, cache in zip(self.kv_specs(), self._kv.caches, strict=True)}
         self._views = LayerViews(self.kv_specs(), kv_cache)
         self._num_token_ids = num_token_ids
         description = self._model.description
@@ -115,7 +117,8 @@ class TorchDevice(Device):
     def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
         assert self._views is not None, "prepare comes first"
         self._copy_blocks(batch)
-        metadata = self._views.metadata(batch, self._caches[0].shape[0] - 1, self._torch)
+        num_slots = next(iter(self._caches.values())).shape[0] - 1
+        metadata = self._views.metadata(batch, num_slots, self._torch)
         positions = torch.from_numpy(batch.positions()).to(self._torch)
         inputs = StepInputs(
             token_ids=torch.from_numpy(batch.token_ids).to(self._torch),
@@ -156,7 +159,7 @@ class TorchDevice(Device):
         }
 
     def watch_progress(self, page: ProgressPage) -> None:
-        self._caches = _Watched(list(self._caches), page.tick)
+        self._caches = _Watched(self._caches, page.tick)
 
     def start_trace(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -193,7 +196,7 @@ class _Loaded:
         self.description = description
         self.model = model
         self.plan: AttentionPlan = builder.attention_plan(
-            description.num_heads, description.num_kv_heads, description.head_dim
+            builder.share.heads.num_heads, builder.share.heads.num_kv_heads, description.head_dim
         )
         self.trial_results = builder.trial_results()
 

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from evensong.config.sections import EngineConfig
+from evensong.distributed.grid import ALONE, Rank
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
@@ -24,10 +25,20 @@ from evensong.worker.runner import Runner
 
 
 class Worker:
-    """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache."""
+    """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `links_fd`: the memory that the ranks of a replica share, where there are several; `processors`: this rank's own.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: Rank = ALONE,
+        links_fd: int | None = None,
+        processors: tuple[int, ...] | None = None,
+    ) -> None:
         model = config.model
+        self._rank = rank
         source = resolve_model(model.model, revision=model.revision, progress=False, fetched=True)
         self._source = source
         self._description = load_model_description(source)
@@ -41,6 +52,10 @@ class Worker:
                     dtype=run_dtype(model.dtype, self._description.torch_dtype),
                     kv_dtype=config.cache.kv_cache_dtype,
                     enforce_eager=model.enforce_eager,
+                    rank=rank,
+                    links_fd=links_fd,
+                    pipeline_layers=config.parallel.pipeline_layers,
+                    processors=processors,
                 )
             )
             show = config.observability.use_tqdm_on_load
@@ -62,7 +77,7 @@ class Worker:
         self._profiler = Profiler(config.observability.torch_profiler_dir, self._device)
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
-        """What each attention layer keeps per token."""
+        """What each attention layer of this rank keeps per token, by the model's layer numbers."""
         return self._device.kv_specs()
 
     def determine_available_memory(self) -> int:
@@ -97,14 +112,14 @@ class Worker:
             "mode": mode.name,
             "kv_dtype": mode.kv,
             "rope": ", ".join(sorted({str(rope) for rope in self._description.layer_ropes})),
-            "tensor_parallel_size": "1",
+            "tensor_parallel_size": str(self._rank.grid.tensor_parallel_size),
             **self._device.describe(),
             **self._processors.describe(),
         }
 
     def get_rank(self) -> int:
         """This worker's rank."""
-        return 0
+        return self._rank.index
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """The forward pass of a plan."""

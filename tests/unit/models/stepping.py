@@ -100,9 +100,7 @@ class Stepper:
     @staticmethod
     def vocab_size(model: Any) -> int:
         """Logits of a row, those that pad the vocabulary included."""
-        loaded = model._loaded
-        description = loaded[0] if isinstance(loaded, tuple) else loaded.description
-        size: int = description.vocab_size
+        size: int = model._loaded.description.vocab_size
         return size
 
     def sequence(self, tokens: Sequence[int]) -> Sequence_:
