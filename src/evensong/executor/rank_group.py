@@ -20,6 +20,7 @@ import msgspec
 from evensong.config.sections import EngineConfig
 from evensong.distributed.grid import RankGrid
 from evensong.executor.placement import Place, place_ranks
+from evensong.executor.uniproc import limit_spinning
 from evensong.protocol.errors import EngineStartError
 from evensong.protocol.ranks import Fault, FromRank, Reply, ToRanks, WorkerOrders, error_of
 from evensong.protocol.step import ModelOutput
@@ -109,8 +110,7 @@ class RankGroup:
         """
         until = None if seconds is None else time.monotonic() + seconds
         while True:
-            with self._lock:
-                self._read()
+            self._read()
             if ready():
                 return True
             self._raise_failure()
@@ -138,8 +138,8 @@ class RankGroup:
             if self._failure is not None or self._closing:
                 return
             self._failure = make_error
-        self._plans.close()
-        self._doorbell.ring()
+            self._plans.close()
+            self._doorbell.ring()
         self._on_failure(str(make_error()))
         for rank in self.ranks:
             rank.child.kill()
@@ -151,7 +151,7 @@ class RankGroup:
                 return
             self._closing = True
         until = time.monotonic() + EXIT_SECONDS
-        if self._failure is None and all(rank.ready for rank in self.ranks):
+        if self.ranks and self._failure is None and all(rank.ready for rank in self.ranks):
             with contextlib.suppress(Exception):
                 self._buffer[:] = bytes([ToRanks.END])
                 self._plans.send(self._buffer, EXIT_SECONDS / 2)
@@ -167,6 +167,7 @@ class RankGroup:
     # ---- within
 
     def _open(self, config: EngineConfig, worker_class: str) -> None:
+        limit_spinning()  # of torch's threads in the workers, which inherit it
         places = place_ranks(config.model.device, self.grid.num_ranks)
         keep = self._resources.enter_context
         bells = [keep(contextlib.closing(Doorbell())) for _ in places]
@@ -174,7 +175,8 @@ class RankGroup:
         self._encoder, self._buffer = msgspec.msgpack.Encoder(), bytearray()
         plans_fd = self._owned(make_ring("plans", RING_BYTES))
         links_fd = self._owned(anonymous_memory("links", 0)) if len(places) > 1 else None
-        self._plans = RingWriter(plans_fd, bells)
+        # A rank that cannot get rid of an answer reads no plans.
+        self._plans = RingWriter(plans_fd, bells, self._read)
         self._resources.callback(self._plans.release)
         for index, (place, bell) in enumerate(zip(places, bells, strict=True)):
             self._start(index, config, worker_class, place, bell, plans_fd, links_fd)
@@ -236,9 +238,14 @@ class RankGroup:
         return fd
 
     def _read(self) -> None:
-        for rank in self.ranks:
-            while (message := rank.answers.receive()) is not None:
-                self._take(rank, message[0], memoryview(message)[1:])
+        """Takes what the ranks have written."""
+        with self._lock:
+            for rank in self.ranks:
+                self._read_from(rank)
+
+    def _read_from(self, rank: RankProcess) -> None:
+        while (message := rank.answers.receive()) is not None:
+            self._take(rank, message[0], memoryview(message)[1:])
 
     def _take(self, rank: RankProcess, kind: int, body: memoryview) -> None:
         if kind == FromRank.OUTPUT:
@@ -258,8 +265,8 @@ class RankGroup:
         with self._lock:
             if self._closing or index >= len(self.ranks):
                 return
-            self._read()
             rank = self.ranks[index]
+            self._read_from(rank)
             fault, started = rank.fault, all(other.ready for other in self.ranks)
         place = f"rank {index}" if self.grid.num_ranks > 1 else ""
         if fault is not None:

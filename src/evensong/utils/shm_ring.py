@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from evensong.utils.doorbell import Doorbell, anonymous_memory
 
@@ -55,12 +55,16 @@ class _Ring:
 
 
 class RingWriter:
-    """The one writer; `doorbells` are its readers', in order of their indices. Used by one thread, but for `close`."""
+    """The one writer; `doorbells` are its readers', in order of their indices. Used by one thread, but for `close`.
 
-    def __init__(self, fd: int, doorbells: Sequence[Doorbell]) -> None:
+    `while_full` is called now and then while a reader must make room: a reader may wait for this process itself.
+    """
+
+    def __init__(self, fd: int, doorbells: Sequence[Doorbell], while_full: Callable[[], object] = bool) -> None:
         assert 0 < len(doorbells) <= MAX_READERS, "a ring has readers"
         self._ring = _Ring(fd)
         self._doorbells = tuple(doorbells)
+        self._while_full = while_full
         self._largest = self._ring.capacity // 2 - _WORD
         self._written = int(self._ring.positions[0])
         # Up to here the readers are known to have made room.
@@ -127,6 +131,7 @@ class RingWriter:
             until = now + seconds if until is None else until
             if now >= until:
                 raise TimeoutError(f"reader {reader} has made no room in {seconds:g} s")
+            self._while_full()
             time.sleep(_FULL_SECONDS)
 
 

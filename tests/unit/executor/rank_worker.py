@@ -18,7 +18,7 @@ from evensong.utils.progress import ProgressPage
 
 CLASS = "tests.unit.executor.rank_worker:RankWorker"
 # Steps with these ids do what they are called after.
-RAISES, EXITS, HANGS, SLOW, WAITS = 1001, 1002, 1003, 1004, 1005
+RAISES, EXITS, HANGS, SLOW, WAITS, LARGE = 1001, 1002, 1003, 1004, 1005, 1006
 
 
 class RankWorker:
@@ -91,7 +91,8 @@ class RankWorker:
             return
         words = [] if bitmask is None else [len(bitmask.words)]
         ids = plan.sampling_request_ids
-        output = ModelOutput(ids, [[plan.step_id, *words] for _ in ids], [None] * len(ids))
+        tokens = [plan.step_id] * (500_000 if plan.step_id == LARGE else 1)
+        output = ModelOutput(ids, [[*tokens, *words] for _ in ids], [None] * len(ids))
         seconds = {SLOW: 0.3, WAITS: 1000.0}.get(plan.step_id, 0.001)
         self._device.submit(self._end, output if self.rank.is_output else None, seconds)
 
@@ -150,8 +151,8 @@ class RankWorker:
             time.sleep(0.01)
         return seconds
 
-    def whole_memory(self) -> set[int]:
-        return {1}
+    def grow(self, count: int) -> list[int]:
+        return list(range(count))
 
     def cannot_cross(self) -> object:
         return object()

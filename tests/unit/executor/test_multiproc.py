@@ -22,7 +22,7 @@ from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import CachedRequestData, GrammarBitmask, SchedulerOutput
 from evensong.utils.progress import ProgressPage
-from tests.unit.executor.rank_worker import CLASS, EXITS, HANGS, RAISES, SLOW, WAITS
+from tests.unit.executor.rank_worker import CLASS, EXITS, HANGS, LARGE, RAISES, SLOW, WAITS
 
 ROOT = Path(__file__).resolve().parents[3]
 Start = Callable[..., MultiprocExecutor]
@@ -122,6 +122,19 @@ def test_steps_in_flight_end_in_order_and_masks_follow_their_plan(start: Start) 
     assert output.done()
     calls = executor.collective_rpc("get_calls")[0]
     assert "sample 3 12345678" in calls and "sample 2 None" in calls
+
+
+def test_what_is_larger_than_the_rings_goes_both_ways_at_once(start: Start) -> None:
+    """The ranks are stuck with an answer that nobody reads yet, while the core writes what they do not read yet."""
+    executor = ready(start(tp=2))
+    executor.execute_model(plan(LARGE))
+    large = executor.sample_tokens(None)
+    cached = CachedRequestData(["a"] * 1_500_000)
+    executor.execute_model(SchedulerOutput(2, [], cached, {}, ["a"], []))
+    after = executor.sample_tokens(None)
+    assert large.result().sampled_token_ids == [[LARGE] * 500_000]
+    assert after.result().sampled_token_ids == [[2]]
+    assert executor.collective_rpc("grow", None, (600_000,)) == [list(range(600_000))] * 2
 
 
 def test_a_result_has_a_time_limit_of_its_own(start: Start) -> None:
