@@ -21,21 +21,24 @@ from evensong.models.loader import TensorReader, build_model
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
-from evensong.sampling.host_draws import HostDraws, sample_rows
+from evensong.sampling.host_draws import HostDraws
 from evensong.sampling.row import Bitmask, Float32, SamplingRow
-from evensong.sampling.sampler import Sampled
+from evensong.sampling.sampler import Sampled, sample_row
 from evensong.sources.model_description import ModelDescription
 from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import ProgressPage
-from evensong.worker.batch import Batch
+from evensong.worker.batch import Batch, Int64
 from evensong.worker.device import (
     NO_MASKS,
+    PROBE,
     ROWS_AT_ONCE,
     Device,
     DeviceSettings,
+    DeviceStep,
     ModelFiles,
     NotFiniteError,
+    StepMark,
     with_masks,
 )
 from evensong.worker.kv_memory import HostKV, copy_rows
@@ -75,8 +78,6 @@ class TorchDevice(Device):
         self._views: LayerViews | None = None
         self._caches: dict[int, torch.Tensor] = {}
         self._num_token_ids = 0
-        self._step: tuple[TorchStep, torch.Tensor] | None = None
-        self._sampling: tuple[Float32, Sequence[SamplingRow]] | None = None
         self._profiler: torch.profiler.profile | None = None
 
     def load(self, files: ModelFiles, show: bool) -> None:
@@ -92,7 +93,7 @@ class TorchDevice(Device):
             self._loaded = _Loaded(description, build_model(description, builder), builder)
 
     def unload(self) -> None:
-        self._loaded, self._step = None, None
+        self._loaded = None
         gc.collect()
 
     def kv_specs(self) -> list[LayerKVSpec]:
@@ -114,7 +115,7 @@ class TorchDevice(Device):
         self._model.tables = RotaryTables(description.rotary_dim, description.layer_ropes, max_model_len, self._torch)
 
     @torch.inference_mode()
-    def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
+    def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> DeviceStep:
         assert self._views is not None, "prepare comes first"
         self._copy_blocks(batch)
         num_slots = next(iter(self._caches.values())).shape[0] - 1
@@ -127,29 +128,11 @@ class TorchDevice(Device):
             metadata=metadata,
         )
         step = TorchStep(self._ops, self.mode, self._model.plan, inputs)
-        self._step = step, self._model.model.forward(step)
-        self._sampling = (self._logits_of(batch.sample_rows), rows) if rows else None
+        hidden = self._model.model.forward(step)
+        return _Ran(self._model.model, step, hidden, batch.sample_rows, rows, self._num_token_ids)
 
-    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        if self._sampling is None:
-            return []
-        (logits, rows), self._sampling = self._sampling, None
-        return sample_rows(logits, with_masks(rows, masks), self._num_token_ids)
-
-    @torch.inference_mode()
-    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
-        draws, scores = HostDraws(), []
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            part = rows[first : first + ROWS_AT_ONCE]
-            for logits, token_id in zip(self.logits(part), token_ids[first:], strict=False):
-                if not np.isfinite(logits.max()):
-                    raise NotFiniteError
-                scores.append(draws.logprobs(logits, token_id, num_best, ()))
-        return scores
-
-    @torch.inference_mode()
-    def logits(self, rows: Sequence[int]) -> Float32:
-        return self._logits_of(np.asarray(rows, dtype=np.int64))[:, : self._num_token_ids]
+    def set_doorbell(self, fd: int) -> None:
+        """Nobody needs to be woken: `start` waits."""
 
     def describe(self) -> dict[str, str]:
         return {
@@ -174,17 +157,63 @@ class TorchDevice(Device):
         profiler.stop()
         profiler.export_chrome_trace(path)
 
-    def _logits_of(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float32:
-        assert self._step is not None, "no step has run"
-        step, hidden = self._step
-        picked = hidden.index_select(0, torch.from_numpy(rows).to(self._torch))
-        logits: Float32 = self._model.model.logits(step, picked).cpu().numpy()
-        return logits
-
     @property
     def _model(self) -> _Loaded:
         assert self._loaded is not None, "the weights are asleep"
         return self._loaded
+
+
+class _Ran(DeviceStep):
+    """A step whose forward pass was run by `start`; logits are made when they are wanted."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        step: TorchStep,
+        hidden: torch.Tensor,
+        sample_rows: Int64,
+        rows: Sequence[SamplingRow],
+        num_token_ids: int,
+    ) -> None:
+        self._model = model
+        self._step = step
+        self._hidden = hidden
+        self._rows = rows
+        self._num_token_ids = num_token_ids
+        self._sampled_logits = self.logits(sample_rows) if rows else None
+        self._draws = HostDraws()
+
+    def draw(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> None:
+        self._rows = with_masks(self._rows, masks)
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+    def sampled(self, index: int) -> Sampled:
+        assert self._sampled_logits is not None
+        return sample_row(self._sampled_logits[index], self._rows[index], self._draws)
+
+    def publish(self, tokens: Mapping[int, int]) -> None:
+        """A step that names tokens starts when they are known."""
+
+    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
+        scores = []
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            part = rows[first : first + ROWS_AT_ONCE]
+            for logits, token_id in zip(self.logits(part), token_ids[first:], strict=False):
+                if not np.isfinite(logits.max()):
+                    raise NotFiniteError
+                scores.append(self._draws.logprobs(logits, token_id, num_best, ()))
+        return scores
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[int] | Int64) -> Float32:
+        picked = self._hidden.index_select(0, torch.from_numpy(np.asarray(rows, np.int64)).to(self._hidden.device))
+        logits: Float32 = self._model.logits(self._step, picked).cpu().numpy()
+        return logits[:, : self._num_token_ids]
 
 
 class _Loaded:
