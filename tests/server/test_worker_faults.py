@@ -23,7 +23,7 @@ from tests.server.harness import Server, events
 LONG = {"model": "demo", "prompt": "Tell me a story.", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 MP = ("--distributed-executor-backend", "mp")
 # Grids, each with the rank that is hurt.
-GRIDS = [((), 0)]
+GRIDS = [((), 0), (("--tensor-parallel-size", "2"), 0), (("--pipeline-parallel-size", "2"), 0), (("-pp", "2"), 1)]
 
 
 class Waiter:

@@ -29,7 +29,6 @@ from evensong.utils.lifeline import PARENT_GONE, read_orders, watch
 from evensong.utils.logging import configure_logging, get_logger
 from evensong.utils.progress import ProgressPage
 from evensong.utils.shm_ring import RingReader, RingWriter
-from evensong.worker.one_at_a_time import OneAtATime
 
 logger = get_logger(__name__)
 
@@ -145,8 +144,7 @@ def make_worker(orders: WorkerOrders, config: EngineConfig) -> Any:
     module, _, name = orders.worker_class.partition(":")
     rank = rank_of(orders)
     made: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    worker = made(config, rank, orders.links_fd, orders.processors)
-    return worker if hasattr(worker, "take_output") else OneAtATime(worker)
+    return made(config, rank, orders.links_fd, orders.processors)
 
 
 def rank_of(orders: WorkerOrders) -> Rank:
