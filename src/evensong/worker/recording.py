@@ -79,8 +79,9 @@ class Recording:
     ) -> None:
         """One step op by op: the model's forward is called anew, and each op runs as it is appended.
 
-        Blocks are copied before the first one, by the program before this, which knows all caches. The sampler is left to the caller, as the last segment of a program that
-        is this step's own. `place`: where the step stands, as `submit` takes it.
+        Blocks are copied before the first one, by the program before this one: it knows all caches. The sampler is left
+        to the caller, as the last segment of a program that is this step's own. `place`: where the step stands, as
+        `submit` takes it.
         """
 
         def run(first: int, last: int, pairs: Any = None) -> None:

@@ -153,6 +153,34 @@ def test_what_was_received_stays_until_the_next_call() -> None:
     pair.close()
 
 
+def test_readers_that_lag_can_be_named(pair: Pair) -> None:
+    assert pair.writer.unread() == []
+    pair.writer.send(b"x", 1)
+    assert pair.writer.unread() == [0, 1]
+    pair.readers[1].receive()
+    assert pair.writer.unread() == [0, 1], "it still works on what it received"
+    pair.readers[1].receive()
+    assert pair.writer.unread() == [0]
+
+
+def test_a_writer_that_waits_for_room_can_read_meanwhile() -> None:
+    pair = Pair()
+    calls: list[int] = []
+
+    def make_room() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            while pair.readers[0].receive() is not None:
+                pass
+
+    writer = RingWriter(pair.fd, pair.bells, make_room)
+    for _ in range(5):
+        writer.send(b"x" * 1000, 10)
+    assert len(calls) == 3
+    writer.release()
+    pair.close()
+
+
 def test_close_frees_a_writer_that_waits(pair: Pair) -> None:
     raised: list[BaseException] = []
 
