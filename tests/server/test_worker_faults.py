@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -99,6 +100,25 @@ def test_kill_9_of_an_idle_worker(tmp_path: Path, demo_model: Path, nothing_name
             time.sleep(0.02)
         assert server.process.wait(timeout=15) == 1
         assert server.stop() == 1
+
+
+@pytest.mark.parametrize("grid", [(), ("-pp", "2")])
+def test_kill_9_of_a_worker_that_loads(
+    tmp_path: Path, demo_model: Path, grid: tuple[str, ...], nothing_named: None
+) -> None:
+    last = len(grid) // 2
+    with Server(tmp_path / "log.txt", *MP, *grid, wait=False) as server:
+        worker = None
+        while worker is None:
+            assert server.process.poll() is None
+            # Its title comes once it has its orders.
+            with contextlib.suppress(AssertionError, psutil.NoSuchProcess):
+                worker = server.child(f"evensong:worker-0.{last}")
+        server.remember()
+        worker.send_signal(signal.SIGKILL)
+        assert server.process.wait(timeout=15) == 1
+        assert server.stop() == 1
+        assert f"worker 0.{last} killed by SIGKILL" in server.log.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize(("grid", "victim"), GRIDS)
