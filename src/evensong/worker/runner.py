@@ -174,8 +174,9 @@ class Runner:
                 slot.ended = True
                 continue
             slot.learn(step.plan.step_id, result.token_id)
-            # A slot that was given up since may have left its place in the table to another request.
-            if self._slots.get(request_id) is slot:
+            # What the device sampled itself is there, and may have been followed by the next one. A slot that was given
+            # up since may have left its place in the table to another request.
+            if slot.changes_logits and self._slots.get(request_id) is slot:
                 fed[slot.feed_slot] = result.token_id
         if not step.publishes:
             run.publish(fed)

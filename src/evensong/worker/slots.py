@@ -43,7 +43,8 @@ class Slot:
         self.blocks = BlockTable(block_ids, num_groups)
         self.num_computed_tokens = num_computed_tokens
         self._processors = processors
-        self._changes_logits = bool(processors) or changes_logits(params)
+        # Whether Python samples it: settings change its logits before a token is drawn.
+        self.changes_logits = bool(processors) or changes_logits(params)
         self._num_prompt_tokens = len(prompt_token_ids)
         # Row i of the prompt gives the log-probability of token i + 1; the last one samples.
         self._num_rows_to_score = 0 if params.prompt_logprobs is None else len(prompt_token_ids) - 1
@@ -88,7 +89,7 @@ class Slot:
             before[: self._num_prompt_tokens],
             before[self._num_prompt_tokens :],
             self.eos_token_ids,
-            self._changes_logits,
+            self.changes_logits,
             feed_slot=self.feed_slot,
             processors=self._processors,
         )
