@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from evensong.distributed.split import whole_share
 from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet, cpu_multiplies_bfloat16, describe_kernels, ops_for
 from evensong.kernels.mode import NumericMode, numeric_mode
@@ -40,6 +39,7 @@ from evensong.worker.device import (
 )
 from evensong.worker.kv_memory import HostKV, copy_rows
 from evensong.worker.layer_views import LayerViews
+from evensong.worker.torch_links import TorchLinks, torch_links
 
 # Share of a CUDA device's free memory that the cache may take.
 CUDA_POOL_SHARE = 0.85
@@ -61,16 +61,18 @@ class TorchDevice(Device):
     """`ops` and `mode`, if given, replace what the machine would choose: for tests."""
 
     def __init__(self, settings: DeviceSettings, *, ops: OpSet | None = None, mode: NumericMode | None = None) -> None:
+        self._settings = settings
         self._torch = pick_torch_device(settings.device)
         self.kind = self._torch.type
         if self.kind == "cpu":
             # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
-            torch.set_num_threads(compute_threads())
+            torch.set_num_threads(len(settings.processors) if settings.processors else compute_threads())
         multiplies = self.kind != "cpu" or cpu_multiplies_bfloat16()
         own = numeric_mode(settings.dtype, self.kind, multiplies_bfloat16=multiplies)
         self.mode = (mode or own).with_kv(settings.kv_dtype)
         self._ops = ops or ops_for(self._torch)
         self._loaded: _Loaded | None = None
+        self._links: TorchLinks | None = None
         self._kv: _TorchKV | None = None
         self._views: LayerViews | None = None
         self._caches: dict[int, torch.Tensor] = {}
@@ -81,7 +83,7 @@ class TorchDevice(Device):
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description, weights = files.description, open_weights(files.source)
-        share = whole_share(description)
+        share = self._settings.share(description)
         spans = check_model(description, weights, share)
         with (
             torch.inference_mode(),
@@ -106,6 +108,7 @@ class TorchDevice(Device):
 
     def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
         if self._kv is None:
+            self._links = torch_links(self._settings.links_fd, self._settings.rank, kv_cache, self._torch)
             self._kv = _TorchKV(self.kv_specs(), kv_cache, self.mode, self._torch)
             self._caches = {spec.layer: cache for spec, cache in zip(self.kv_specs(), self._kv.caches, strict=True)}
         self._views = LayerViews(self.kv_specs(), kv_cache)
@@ -126,12 +129,15 @@ class TorchDevice(Device):
             caches=self._caches,
             metadata=metadata,
         )
-        step = TorchStep(self._ops, self.mode, self._model.plan, inputs)
+        peers = None if self._links is None else self._links.peers
+        step = TorchStep(self._ops, self.mode, self._model.plan, inputs, self._model.share.vocabulary_sizes, peers)
         self._step = step, self._model.model.forward(step)
-        self._sampling = (self._logits_of(batch.sample_rows), rows) if rows else None
+        self._sampling = None
+        if rows and self._settings.rank.is_last_stage:
+            self._sampling = self._logits_of(batch.sample_rows), rows
 
     def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        if self._sampling is None:
+        if self._sampling is None or not self._settings.rank.is_output:
             return []
         (logits, rows), self._sampling = self._sampling, None
         return sample_rows(logits, with_masks(rows, masks), self._num_token_ids)
@@ -139,17 +145,25 @@ class TorchDevice(Device):
     @torch.inference_mode()
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
         draws, scores = HostDraws(), []
+        finite = True
         for first in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[first : first + ROWS_AT_ONCE]
             for logits, token_id in zip(self.logits(part), token_ids[first:], strict=False):
-                if not np.isfinite(logits.max()):
-                    raise NotFiniteError
-                scores.append(draws.logprobs(logits, token_id, num_best, ()))
+                # Other ranks do not know, and run the head over all parts.
+                finite = finite and bool(np.isfinite(logits.max()))
+                if finite:
+                    scores.append(draws.logprobs(logits, token_id, num_best, ()))
+        if not finite:
+            raise NotFiniteError
         return scores
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[int]) -> Float32:
-        return self._logits_of(np.asarray(rows, dtype=np.int64))[:, : self._num_token_ids]
+        rank = self._settings.rank
+        made = self._logits_of(np.asarray(rows, dtype=np.int64)) if rank.is_last_stage else None
+        if made is None or not rank.is_output:
+            return np.empty((0, self._num_token_ids), np.float32)
+        return made[:, : self._num_token_ids]
 
     def describe(self) -> dict[str, str]:
         return {
@@ -195,6 +209,7 @@ class _Loaded:
     def __init__(self, description: ModelDescription, model: CausalLM, builder: TorchBuilder) -> None:
         self.description = description
         self.model = model
+        self.share = builder.share
         self.plan: AttentionPlan = builder.attention_plan(
             builder.share.heads.num_heads, builder.share.heads.num_kv_heads, description.head_dim
         )

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from evensong import _native
+from evensong.kernels.dispatch import OPS
+from evensong.kernels.mode import FLOAT32
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.sampling.row import SamplingRow
@@ -217,3 +219,36 @@ def test_the_demo_model_in_two_parts(demo_model: Path) -> None:
         assert 0 < (ours - theirs).abs().max() <= 1e-3
     staged = load_replica(str(demo_model), "float32", 2, 2)
     assert torch.equal(run(staged, tokens), run(shared, tokens))
+
+
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_torch_devices_exchange_the_same(family: str, tmp_path: Path) -> None:
+    """Between processes gloo does, here between threads: stages change no bit, parts little."""
+    random_model(list(CONFIGS[family].values())[-1](), tmp_path)
+    folder, tokens = str(tmp_path), tokens_of(90)
+    whole = run(load(folder, "float32", FLOAT32, OPS["cpu"])[0], tokens)
+    shared = run(load_replica(folder, "float32", 3, mode=FLOAT32, ops=OPS["cpu"]), tokens)
+    assert 0 < (shared - whole).abs().max() < 1e-4
+    assert torch.equal(run(load_replica(folder, "float32", 3, 2, mode=FLOAT32, ops=OPS["cpu"]), tokens, 37), shared)
+    assert torch.equal(run(load_replica(folder, "float32", 1, 3, mode=FLOAT32, ops=OPS["cpu"]), tokens, 37), whole)
+
+
+def test_torch_draws_and_scores_on_the_output_rank(tmp_path: Path) -> None:
+    folder = str(write_tiny_llama(tmp_path))
+    whole = load(folder, "float32", FLOAT32, OPS["cpu"])[0]
+    shared = load_replica(folder, "float32", 2, 2, mode=FLOAT32, ops=OPS["cpu"])
+    rows = [row(temperature=0.0, logprobs=2), row(temperature=1.0, seed=5), row(temperature=0.0)]
+    ours, theirs = sampled(shared, rows), sampled(whole, rows)
+    assert [one.token_id for one in ours] == [one.token_id for one in theirs]
+    tokens = [token % 256 for token in tokens_of(80)]
+    stepper = Stepper(shared)
+    sequence = stepper.sequence(tokens)
+    stepper.device.start(Batch(np.array(tokens, dtype=np.int64), [80], [0], [sequence.blocks], EMPTY), [])
+    stepper.device.finish()
+    assert len(stepper.device.score(range(79), tokens[1:], 0)) == 79
+    for array in stepper.device.devices[2]._kv._host.arrays:
+        array[:] = np.nan  # what the last stage reads next
+    stepper.device.start(Batch(np.array([5], dtype=np.int64), [1], [79], [sequence.blocks], EMPTY), [])
+    stepper.device.finish()
+    with pytest.raises(NotFiniteError):
+        stepper.device.score(range(1), [7], 0)
