@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,26 +11,16 @@ from evensong.kernels.cpu.recorder import NativeLinks, Watchers
 from evensong.kernels.mode import numeric_mode
 from evensong.layers.rotary import rotary_tables
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
-from evensong.protocol.output import TokenLogprobs
-from evensong.sampling.native_draws import NativeDraws, compose
-from evensong.sampling.row import Bitmask, Float32, SamplingRow
-from evensong.sampling.sampler import NO_TOKEN, Sampled, sample_row
+from evensong.sampling.native_draws import NativeDraws
+from evensong.sampling.row import SamplingRow
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import LAST_WORD, TICKS_WORD, ProgressPage
 from evensong.worker.batch import Batch
-from evensong.worker.device import (
-    NO_MASKS,
-    ROWS_AT_ONCE,
-    Device,
-    DeviceSettings,
-    ModelFiles,
-    NotFiniteError,
-    with_masks,
-)
+from evensong.worker.device import PROBE, Device, DeviceSettings, DeviceStep, ModelFiles, StepMark
 from evensong.worker.kv_memory import HostKV
 from evensong.worker.native_links import native_links
 from evensong.worker.native_model import NativeModel, load_native
-from evensong.worker.native_rows import given_rows, logits_rows, masks_of, row_changes_logits, rows_of
+from evensong.worker.native_step import NativeStep
 from evensong.worker.recording import LayerMemory, Recording
 from evensong.worker.trace import write_chrome_trace
 
@@ -45,6 +34,8 @@ class NativeDevice(Device):
     def __init__(self, settings: DeviceSettings, *, isa: str | None = None, threads: int | None = None) -> None:
         self._isa = isa or chosen_isa()
         self._settings = settings
+        # Op by op, `start` runs the step.
+        self.runs_ahead = not settings.enforce_eager
         multiplies = multiplies_bfloat16(self._isa)
         self.mode = numeric_mode(settings.dtype, "cpu", multiplies_bfloat16=multiplies).with_kv(settings.kv_dtype)
         self._native = extension()
@@ -57,10 +48,6 @@ class NativeDevice(Device):
         self._kv: HostKV | None = None
         self._plan: Recording | None = None
         self.watchers = Watchers()
-        self._running: tuple[int, tuple[Any, ...]] | None = None
-        self._last: tuple[Any, ...] = ()
-        self._rows: Sequence[SamplingRow] = ()
-        self._deferred: Any = None
 
     def load(self, files: ModelFiles, show: bool) -> None:
         share = self._settings.share(files.description)
@@ -68,7 +55,6 @@ class NativeDevice(Device):
 
     def unload(self) -> None:
         self._plan, self._loaded = None, None
-        self._last = ()
 
     def kv_specs(self) -> list[LayerKVSpec]:
         return self._model.model.kv_specs(self.mode.kv)
@@ -90,110 +76,14 @@ class NativeDevice(Device):
             self._isa, self.mode, model, rank, self._links, memory, max_model_len, num_token_ids, self.watchers
         )
 
-    def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
-        self._copy_blocks(batch)
-        plan = self._recording
-        counts = np.array(batch.num_query_tokens, dtype=np.int32)
-        starts = np.array(batch.num_computed_tokens, dtype=np.int32)
-        inputs = (counts, starts, batch.block_tables, batch.token_ids)
-        self._rows = rows
-        # Where masks may come the step ends with the logits, and `finish` draws.
-        self._deferred = batch.sample_rows if any(row.constrained for row in rows) else None
-        samples = rows_of(rows) if self._deferred is None else logits_rows(len(rows))
-        eager = self._settings.enforce_eager
-        if eager:
-            plan.run_eagerly(self._engine, inputs, batch.sample_rows, samples)
-        ticket = self._engine.submit(
-            plan.program,
-            *inputs,
-            batch.sample_rows,
-            samples,
-            first=plan.sampling_begins if eager else 0,
-            last=None if self._deferred is None else plan.sampling_begins,
+    def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> DeviceStep:
+        settings = self._settings
+        return NativeStep(
+            self._engine, self._recording, self._draws, batch, rows, mark, settings.rank, settings.enforce_eager
         )
-        self._running = ticket, inputs
 
-    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        assert self._running is not None, "finish without start"
-        (ticket, inputs), self._running = self._running, None
-        rows = with_masks(self._rows, masks)
-        # Handed in while the model runs: it follows at once.
-        draws = self._deferred is not None and self._settings.rank.is_output
-        drawing = self._draw(inputs, self._deferred, rows) if draws else None
-        try:
-            results = self._engine.wait(ticket)
-        finally:
-            if drawing is not None:
-                results = self._engine.wait(drawing)
-        self._last = inputs
-        if not self._settings.rank.is_output:
-            return []
-        return [self._sampled(index, row, results) for index, row in enumerate(rows)]
-
-    def _draw(self, inputs: tuple[Any, ...], sample_rows: Any, rows: Sequence[SamplingRow]) -> int:
-        """The sampler alone, over the logits that the step before it leaves; a ticket."""
-        plan = self._recording
-        ticket: int = self._engine.submit(
-            plan.program, *inputs, sample_rows, rows_of(rows), first=plan.sampling_begins, masks=masks_of(rows)
-        )
-        return ticket
-
-    def _sampled(self, index: int, row: SamplingRow, results: Any) -> Sampled:
-        if row_changes_logits(row):
-            return sample_row(self._logits_row(index), row, self._draws)
-        token_id = int(results[0][index])
-        if token_id < 0 and row.bitmask is not None:
-            return sample_row(self._logits_row(index), row, self._draws)  # which tells why
-        if token_id < 0:
-            return Sampled(-1, error=NO_TOKEN)
-        if row.params.num_logprobs is None:
-            return Sampled(token_id)
-        return Sampled(token_id, self._logprobs(index, token_id, results, row.params.logprob_token_ids or ()))
-
-    def _logprobs(self, index: int, token_id: int, results: Any, asked: Sequence[int] = ()) -> TokenLogprobs:
-        """Of the token, of the best and of `asked`, in a row of what the sampler has just given."""
-        _, shifts, ranks, found, ids, values = results
-        shift, rank, best = float(shifts[index]), int(ranks[index]), slice(0, int(found[index]))
-        return compose(self._logits_row(index), token_id, shift, rank, ids[index, best], values[index, best], asked)
-
-    def _logits_row(self, index: int) -> Float32:
-        plan = self._recording
-        row: Float32 = plan.program.view(plan.logits, index + 1)[index, : plan.num_token_ids]
-        return row
-
-    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
-        scores: list[TokenLogprobs] = []
-        finite = True
-        for first in range(0, len(rows) if self._settings.rank.is_last_stage else 0, ROWS_AT_ONCE):
-            part = rows[first : first + ROWS_AT_ONCE]
-            tokens = token_ids[first : first + len(part)]
-            results = self._run_head(part, given_rows(tokens, num_best))
-            if self._settings.rank.is_output:
-                # Other ranks do not know, and run the head over all parts.
-                finite = finite and bool(np.isfinite(results[1]).all())
-                if finite:
-                    scores.extend(self._logprobs(index, token_id, results) for index, token_id in enumerate(tokens))
-        if not finite:
-            raise NotFiniteError
-        return scores
-
-    def logits(self, rows: Sequence[int]) -> Float32:
-        if self._settings.rank.is_last_stage:
-            self._run_head(rows, logits_rows(len(rows)))
-        plan = self._recording
-        if not self._settings.rank.is_output:
-            return np.empty((0, plan.num_token_ids), np.float32)
-        whole: Float32 = plan.program.view(plan.logits, len(rows))[:, : plan.num_token_ids]
-        return whole.copy()
-
-    def _run_head(self, rows: Sequence[int], samples: Any) -> Any:
-        """The output head and the sampler once more, over other rows of the last step."""
-        assert self._last, "no step has run"
-        plan = self._recording
-        ticket = self._engine.submit(
-            plan.program, *self._last, np.array(rows, dtype=np.int64), samples, first=plan.head_begins
-        )
-        return self._engine.wait(ticket)
+    def set_doorbell(self, fd: int) -> None:
+        self._engine.set_doorbell(fd)
 
     def describe(self) -> dict[str, str]:
         # Not the number of threads: no bit depends on it.

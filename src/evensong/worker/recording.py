@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,15 +68,27 @@ class Recording:
         self.program: Any = None
         self._record(None)
 
-    def run_eagerly(self, engine: Any, inputs: tuple[Any, ...], sample_rows: Any, samples: Any) -> None:
+    def run_eagerly(
+        self,
+        engine: Any,
+        inputs: tuple[Any, ...],
+        sample_rows: Any,
+        samples: Any,
+        place: Mapping[str, int],
+        copies: Any,
+    ) -> None:
         """One step op by op: the model's forward is called anew, and each op runs as it is appended.
 
-        The sampler is left to the caller, as the last segment of a program that is this step's own.
+        Blocks are copied before the first one. The sampler is left to the caller, as the last segment of a program that
+        is this step's own. `place`: where the step stands, as `submit` takes it.
         """
 
         def run(first: int, last: int) -> None:
             if last > first:
-                ticket = engine.submit(self.program, *inputs, sample_rows, samples, first=first, last=last)
+                pairs = copies if first == 0 else None
+                ticket = engine.submit(
+                    self.program, *inputs, sample_rows, samples, first=first, last=last, copies=pairs, **place
+                )
                 engine.wait(ticket)
 
         self._record(run)

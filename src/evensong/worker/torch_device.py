@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -19,27 +18,24 @@ from evensong.models.check import check_model
 from evensong.models.loader import TensorReader, build_model
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
-from evensong.protocol.output import TokenLogprobs
-from evensong.sampling.host_draws import HostDraws, sample_rows
-from evensong.sampling.row import Bitmask, Float32, SamplingRow
-from evensong.sampling.sampler import Sampled
+from evensong.sampling.row import SamplingRow
 from evensong.sources.model_description import ModelDescription
 from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import ProgressPage
 from evensong.worker.batch import Batch
 from evensong.worker.device import (
-    NO_MASKS,
-    ROWS_AT_ONCE,
+    PROBE,
     Device,
     DeviceSettings,
+    DeviceStep,
     ModelFiles,
-    NotFiniteError,
-    with_masks,
+    StepMark,
 )
 from evensong.worker.kv_memory import HostKV, copy_rows
 from evensong.worker.layer_views import LayerViews
-from evensong.worker.torch_links import TorchLinks, torch_links
+from evensong.worker.torch_links import TIMEOUT, TorchLinks, torch_links
+from evensong.worker.torch_run import TorchRun
 
 # Share of a CUDA device's free memory that the cache may take.
 CUDA_POOL_SHARE = 0.85
@@ -77,8 +73,6 @@ class TorchDevice(Device):
         self._views: LayerViews | None = None
         self._caches: dict[int, torch.Tensor] = {}
         self._num_token_ids = 0
-        self._step: tuple[TorchStep, torch.Tensor] | None = None
-        self._sampling: tuple[Float32, Sequence[SamplingRow]] | None = None
         self._profiler: torch.profiler.profile | None = None
 
     def load(self, files: ModelFiles, show: bool) -> None:
@@ -94,7 +88,7 @@ class TorchDevice(Device):
             self._loaded = _Loaded(description, build_model(description, builder), builder)
 
     def unload(self) -> None:
-        self._loaded, self._step = None, None
+        self._loaded = None
         gc.collect()
 
     def kv_specs(self) -> list[LayerKVSpec]:
@@ -117,53 +111,31 @@ class TorchDevice(Device):
         self._model.tables = RotaryTables(description.rotary_dim, description.layer_ropes, max_model_len, self._torch)
 
     @torch.inference_mode()
-    def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
+    def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> DeviceStep:
         assert self._views is not None, "prepare comes first"
         self._copy_blocks(batch)
+        token_ids = batch.token_ids
+        if self._links is not None:
+            token_ids = self._links.tokens.resolve(token_ids, mark.feed_after, TIMEOUT)
         num_slots = next(iter(self._caches.values())).shape[0] - 1
         metadata = self._views.metadata(batch, num_slots, self._torch)
         positions = torch.from_numpy(batch.positions()).to(self._torch)
         inputs = StepInputs(
-            token_ids=torch.from_numpy(batch.token_ids).to(self._torch),
+            token_ids=torch.from_numpy(token_ids).to(self._torch),
             cos_sin=self._model.tables.at(positions, torch_dtype(self.mode.compute)),
             caches=self._caches,
             metadata=metadata,
         )
+        share = self._model.share
         peers = None if self._links is None else self._links.peers
-        step = TorchStep(self._ops, self.mode, self._model.plan, inputs, self._model.share.vocabulary_sizes, peers)
-        self._step = step, self._model.model.forward(step)
-        self._sampling = None
-        if rows and self._settings.rank.is_last_stage:
-            self._sampling = self._logits_of(batch.sample_rows), rows
+        step = TorchStep(self._ops, self.mode, self._model.plan, inputs, share.vocabulary_sizes, peers)
+        model = self._model.model
+        hidden = model.forward(step)
+        tokens = None if self._links is None else self._links.tokens
+        return TorchRun(model, step, hidden, batch.sample_rows, rows, self._num_token_ids, share.rank, mark, tokens)
 
-    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        if self._sampling is None or not self._settings.rank.is_output:
-            return []
-        (logits, rows), self._sampling = self._sampling, None
-        return sample_rows(logits, with_masks(rows, masks), self._num_token_ids)
-
-    @torch.inference_mode()
-    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
-        draws, scores = HostDraws(), []
-        finite = True
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            part = rows[first : first + ROWS_AT_ONCE]
-            for logits, token_id in zip(self.logits(part), token_ids[first:], strict=False):
-                # Other ranks do not know, and run the head over all parts.
-                finite = finite and bool(np.isfinite(logits.max()))
-                if finite:
-                    scores.append(draws.logprobs(logits, token_id, num_best, ()))
-        if not finite:
-            raise NotFiniteError
-        return scores
-
-    @torch.inference_mode()
-    def logits(self, rows: Sequence[int]) -> Float32:
-        rank = self._settings.rank
-        made = self._logits_of(np.asarray(rows, dtype=np.int64)) if rank.is_last_stage else None
-        if made is None or not rank.is_output:
-            return np.empty((0, self._num_token_ids), np.float32)
-        return made[:, : self._num_token_ids]
+    def set_doorbell(self, fd: int) -> None:
+        """Nobody needs to be woken: `start` waits."""
 
     def describe(self) -> dict[str, str]:
         return {
@@ -187,13 +159,6 @@ class TorchDevice(Device):
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         profiler.export_chrome_trace(path)
-
-    def _logits_of(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float32:
-        assert self._step is not None, "no step has run"
-        step, hidden = self._step
-        picked = hidden.index_select(0, torch.from_numpy(rows).to(self._torch))
-        logits: Float32 = self._model.model.logits(step, picked).cpu().numpy()
-        return logits
 
     @property
     def _model(self) -> _Loaded:

@@ -9,7 +9,6 @@ from evensong.config.sections import EngineConfig
 from evensong.distributed.grid import ALONE, Rank
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
-from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 from evensong.sampling.processor import ProcessorConfig
 from evensong.sampling.processors import load_processors
 from evensong.sources.model_config import load_model_description
@@ -22,9 +21,10 @@ from evensong.worker.device import PROBE_TOKENS, DeviceSettings, ModelFiles
 from evensong.worker.devices import make_device
 from evensong.worker.profiler import Profiler
 from evensong.worker.runner import Runner
+from evensong.worker.stepping import SteppingWorker
 
 
-class Worker:
+class Worker(SteppingWorker):
     """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache.
 
     `links_fd`: the memory that the ranks of a replica share, where there are several; `processors`: this rank's own.
@@ -67,13 +67,12 @@ class Worker:
         )
         # Called by name for each request: raises RequestError for settings that a processor refuses.
         self.check_request = self._processors.check
-        # `execute_model` then only hands a step to threads of the device's own, and `sample_tokens` waits.
+        # `execute_model` then only hands a step to threads of the device's own, and `take_output` waits.
         self.steps_run_elsewhere = self._device.steps_run_elsewhere
         # Memory that was asked for in bytes is taken while there is time; the default is a limit, and stays one.
         self._touches_ahead = config.cache.kv_cache_memory_bytes is not None
         self._kv_cache = KVCacheConfig(0, config.cache.block_size)
         self._max_model_len = self._description.max_position_embeddings
-        self._runner: Runner | None = None
         self._profiler = Profiler(config.observability.torch_profiler_dir, self._device)
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
@@ -93,7 +92,7 @@ class Worker:
         """Allocates the KV cache and runs the first step, which is slower than those that follow."""
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._device.prepare(kv_cache, max_model_len, self._num_token_ids)
-        self._runner = Runner(self._device, kv_cache, self._processors)
+        self._runner = Runner(self._device, kv_cache, self._processors, self._rank)
         self._runner.warm_up(1)
 
     def measure_token_rate(self) -> float:
@@ -120,14 +119,6 @@ class Worker:
     def get_rank(self) -> int:
         """This worker's rank."""
         return self._rank.index
-
-    def execute_model(self, plan: SchedulerOutput) -> None:
-        """The forward pass of a plan."""
-        self._require_runner().execute(plan)
-
-    def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelOutput:
-        """Tokens of the rows that the last plan samples; of constrained ones, those that `bitmask` allows."""
-        return self._require_runner().sample(bitmask)
 
     def use_idle_time(self) -> bool:
         """Some milliseconds of what makes later steps faster; False when nothing is left to do."""
@@ -162,10 +153,6 @@ class Worker:
     def stop_profile(self) -> str:
         """The trace file that was written. Raises RequestError when no profiler runs."""
         return self._profiler.stop()
-
-    def _require_runner(self) -> Runner:
-        assert self._runner is not None, "initialize_from_config comes first"
-        return self._runner
 
 
 def run_dtype(asked: str, stored: str) -> str:

@@ -22,7 +22,7 @@ from evensong.sources.model_config import load_model_description
 from evensong.sources.resolve import resolve_model
 from evensong.sources.weights import source_digest
 from evensong.worker.batch import Batch
-from evensong.worker.device import NO_MASKS, Device, DeviceSettings, ModelFiles
+from evensong.worker.device import NO_MASKS, PROBE, Device, DeviceSettings, DeviceStep, ModelFiles, StepMark
 from evensong.worker.native_device import NativeDevice
 from evensong.worker.torch_device import TorchDevice
 
@@ -32,7 +32,7 @@ class Replica:
 
     def __init__(self, devices: Sequence[Device], grid: RankGrid) -> None:
         self.devices = list(devices)
-        self._grid = grid
+        self.grid = grid
         self._kv: Any = None
         self._open()
 
@@ -42,7 +42,7 @@ class Replica:
         weakref.finalize(self, os.close, fd)
         for index, device in enumerate(self.devices):
             made: Any = copy.copy(device)
-            made._settings = replace(made._settings, rank=self._grid.rank(index), links_fd=fd)
+            made._settings = replace(made._settings, rank=self.grid.rank(index), links_fd=fd)
             made._links = made._kv = None
             self.devices[index] = made
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"rank-{i}") for i in range(len(self.devices))]
@@ -50,7 +50,7 @@ class Replica:
             weakref.finalize(self, thread.shutdown)
 
     def __copy__(self) -> Replica:
-        return Replica(self.devices, self._grid)
+        return Replica(self.devices, self.grid)
 
     def on_all(self, call: Callable[[Device], Any]) -> list[Any]:
         """What `call` gives for each rank, called in all at the same time."""
@@ -59,7 +59,7 @@ class Replica:
 
     @property
     def _loaded(self) -> Any:
-        output: Any = self.devices[self._grid.output_rank]
+        output: Any = self.devices[self.grid.output_rank]
         return output._loaded
 
     def kv_specs(self) -> list[LayerKVSpec]:
@@ -70,28 +70,59 @@ class Replica:
         """As Device.prepare."""
         self.on_all(lambda device: device.prepare(kv_cache, max_model_len, num_token_ids))
 
-    def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
-        """As Device.start."""
-        self.on_all(lambda device: device.start(batch, rows))
+    def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> ReplicaStep:
+        """As Device.start; the output rank alone publishes."""
+        silent, output = replace(mark, publishes=False), self.devices[self.grid.output_rank]
+        steps = self.on_all(lambda device: device.start(batch, rows, mark if device is output else silent))
+        return ReplicaStep(self, steps)
 
-    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        """As Device.finish."""
-        results = self.on_all(lambda device: device.finish(masks))
-        assert all(not result or index == self._grid.output_rank for index, result in enumerate(results))
-        sampled: list[Sampled] = results[self._grid.output_rank]
-        return sampled
+
+class ReplicaStep:
+    """A step of all ranks."""
+
+    def __init__(self, replica: Replica, steps: Sequence[DeviceStep]) -> None:
+        self._replica = replica
+        self.steps = steps
+        self._output = replica.grid.output_rank
+
+    def _on_all(self, call: Callable[[DeviceStep], Any]) -> list[Any]:
+        of_device = dict(zip(map(id, self._replica.devices), self.steps, strict=True))
+        return self._replica.on_all(lambda device: call(of_device[id(device)]))
+
+    def draw(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> None:
+        """As DeviceStep.draw."""
+        self._on_all(lambda step: step.draw(masks))
+
+    def wait(self) -> None:
+        """As DeviceStep.wait."""
+        self._on_all(lambda step: step.wait())
+
+    def sampled(self, index: int) -> Sampled:
+        """What the output rank drew."""
+        return self.steps[self._output].sampled(index)
 
     def logits(self, rows: Sequence[int]) -> Float32:
-        """As Device.logits."""
-        found: Float32 = self.on_all(lambda device: device.logits(rows))[self._grid.output_rank]
-        return found
+        """As DeviceStep.logits; other ranks have none."""
+        found = self._on_all(lambda step: step.logits(rows))
+        assert all(len(one) == (len(rows) if index == self._output else 0) for index, one in enumerate(found))
+        logits: Float32 = found[self._output]
+        return logits
 
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
-        """As Device.score."""
-        scores: list[TokenLogprobs] = self.on_all(lambda device: device.score(rows, token_ids, num_best))[
-            self._grid.output_rank
-        ]
-        return scores
+        """As DeviceStep.score; the output rank refuses alone."""
+        futures = self._on_all(lambda step: _outcome(lambda: step.score(rows, token_ids, num_best)))
+        assert all(one == [] for index, one in enumerate(futures) if index != self._output)
+        scores = futures[self._output]
+        if isinstance(scores, Exception):
+            raise scores
+        return list(scores)
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        return error
 
 
 def load_replica(

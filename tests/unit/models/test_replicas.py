@@ -20,7 +20,7 @@ from evensong.sources.resolve import resolve_model
 from evensong.sources.tokenizer import load_tokenizer
 from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
 from evensong.worker.batch import Batch
-from evensong.worker.device import NotFiniteError
+from evensong.worker.device import NotFiniteError, StepMark
 from tests.unit.models.random_models import random_model
 from tests.unit.models.replica import load_replica
 from tests.unit.models.stepping import Stepper, load
@@ -108,8 +108,11 @@ def sampled(model: Any, rows: list[SamplingRow], masks: dict[int, Any] | None = 
     )
     results = []
     for _ in range(2):  # the second time over the same blocks: everything is where it was
-        stepper.device.start(batch, rows)
-        results = stepper.device.finish(masks or {})
+        step = stepper.device.start(batch, rows, StepMark(deferred=masks is not None))
+        if masks is not None:
+            step.draw(masks)
+        step.wait()
+        results = [step.sampled(index) for index in range(count)]
     return results
 
 
@@ -142,11 +145,11 @@ def test_the_output_rank_draws_over_all_parts(parts: int, stages: int, tmp_path:
 def test_masks_come_to_the_output_rank(tmp_path: Path) -> None:
     folder = str(write_tiny_llama(tmp_path))
     shared = load_replica(folder, "float32", 2, 2)
-    rows = [SamplingRow(SamplingParams(temperature=0.0), EMPTY, EMPTY, [], constrained=True)] * 2
+    rows = [SamplingRow(SamplingParams(temperature=0.0), EMPTY, EMPTY, [])] * 2
     mask = np.zeros(-(-NUM_TOKENS // 32), dtype=np.uint32)
     mask[201 // 32] |= 1 << (201 % 32)
     results = sampled(shared, rows, {1: mask})
-    free = sampled(load(folder, "float32")[0], rows)
+    free = sampled(load(folder, "float32")[0], rows, {})
     assert [one.token_id for one in results] == [free[0].token_id, 201]
 
 
@@ -159,9 +162,9 @@ def test_prompts_are_scored_by_all_parts(parts: int, stages: int, tmp_path: Path
         stepper = Stepper(model)
         sequence = stepper.sequence(tokens)
         batch = Batch(np.array(tokens, dtype=np.int64), [150], [0], [sequence.blocks], EMPTY)
-        stepper.device.start(batch, [])
-        stepper.device.finish()
-        scores.append(stepper.device.score(range(149), tokens[1:], 2))
+        step = stepper.device.start(batch, [])
+        step.wait()
+        scores.append(step.score(range(149), tokens[1:], 2))
     assert len(scores[0]) == len(scores[1]) == 149
     for one, other in zip(*scores, strict=True):
         assert one.token_ids == other.token_ids
@@ -185,11 +188,11 @@ def test_logits_that_are_not_finite_leave_the_ranks_in_step(tmp_path: Path) -> N
     stepper.device.prepare(stepper.config, 2048, NUM_TOKENS)
     sequence = stepper.sequence(tokens)
     batch = Batch(np.array(tokens, dtype=np.int64), [150], [0], [sequence.blocks], EMPTY)
-    stepper.device.start(batch, [])
-    stepper.device.finish()
+    step = stepper.device.start(batch, [])
+    step.wait()
     with pytest.raises(NotFiniteError):
-        stepper.device.score(range(149), tokens[1:], 0)
-    assert len(stepper.device.score(range(100, 149), tokens[101:], 0)) == 49
+        step.score(range(149), tokens[1:], 0)
+    assert len(step.score(range(100, 149), tokens[101:], 0)) == 49
     other = stepper.sequence(tokens[:20])
     stepper.step([(other, 20)])
     assert torch.equal(other.all_logits()[:, :NUM_TOKENS], run(shared, tokens[:20])[:, :NUM_TOKENS])
@@ -243,12 +246,41 @@ def test_torch_draws_and_scores_on_the_output_rank(tmp_path: Path) -> None:
     tokens = [token % 256 for token in tokens_of(80)]
     stepper = Stepper(shared)
     sequence = stepper.sequence(tokens)
-    stepper.device.start(Batch(np.array(tokens, dtype=np.int64), [80], [0], [sequence.blocks], EMPTY), [])
-    stepper.device.finish()
-    assert len(stepper.device.score(range(79), tokens[1:], 0)) == 79
+    step = stepper.device.start(Batch(np.array(tokens, dtype=np.int64), [80], [0], [sequence.blocks], EMPTY), [])
+    step.wait()
+    assert len(step.score(range(79), tokens[1:], 0)) == 79
     for array in stepper.device.devices[2]._kv._host.arrays:
         array[:] = np.nan  # what the last stage reads next
-    stepper.device.start(Batch(np.array([5], dtype=np.int64), [1], [79], [sequence.blocks], EMPTY), [])
-    stepper.device.finish()
+    step = stepper.device.start(Batch(np.array([5], dtype=np.int64), [1], [79], [sequence.blocks], EMPTY), [])
+    step.wait()
     with pytest.raises(NotFiniteError):
-        stepper.device.score(range(1), [7], 0)
+        step.score(range(1), [7], 0)
+
+
+@pytest.mark.parametrize("torch_ops", [False, True])
+def test_tokens_reach_the_first_stage_through_the_table(torch_ops: bool, tmp_path: Path) -> None:
+    """A step names the token that the step before draws; no rank but the last one has seen it."""
+    folder = str(write_tiny_llama(tmp_path, TinyLlama(num_layers=3)))
+    how: dict[str, Any] = {"mode": FLOAT32, "ops": OPS["cpu"]} if torch_ops else {}
+    stepper = Stepper(load_replica(folder, "float32", 2, 3, **how))
+    tokens = [token % 256 for token in tokens_of(12)]
+    sequence = stepper.sequence([*tokens, 0, 0, 0])
+    started: list[Any] = []
+    feed = SamplingRow(SamplingParams(temperature=0.0), EMPTY, EMPTY, [], feed_slot=3)
+    inputs, computed = tokens, 0
+    for step_id in range(3):
+        last = np.array([len(inputs) - 1], dtype=np.int64)
+        batch = Batch(np.array(inputs, dtype=np.int64), [len(inputs)], [computed], [sequence.blocks], last)
+        started.append(stepper.device.start(batch, [feed], StepMark(step_id, feed_after=step_id - 1, publishes=True)))
+        if torch_ops or step_id > 0:  # native steps are handed in before the step is over whose token they name
+            started[step_id - (not torch_ops)].wait()
+        computed += len(inputs)
+        inputs = [-1 - 3]
+    started[-1].wait()
+    drawn = [step.sampled(0).token_id for step in started]
+    plain = Stepper(load(folder, "float32", *(how.values()))[0])
+    expected = list(tokens)
+    for token in drawn:
+        logits = plain.run(expected, len(expected))[-1, :NUM_TOKENS]
+        assert token == int(logits.argmax())
+        expected.append(token)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +22,9 @@ from evensong.testing.tiny_models import NUM_TOKENS
 from evensong.worker.worker import Worker
 
 BLOCK = 8
+# A worker's steps ascend, whichever world they are of.
+STEP_IDS = itertools.count(1)
+RELEASED: WeakKeyDictionary[Worker, list[str]] = WeakKeyDictionary()
 NUM_BLOCKS = 120
 
 
@@ -58,7 +64,9 @@ class Job:
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Those of steps in flight count; tokens that such steps sample are unknown.
     computed: int = 0
+    unknown: int = 0
     blocks: list[int] = field(default_factory=list)
     has_slot: bool = False
 
@@ -74,14 +82,21 @@ class World:
     def __init__(self, worker: Worker, free: list[int] | None = None) -> None:
         self.worker = worker
         self.free = list(range(NUM_BLOCKS)) if free is None else free
-        self.released: list[str] = []
-        self._step = 0
+        # Those that the worker was not told of yet, by the worlds before too.
+        self.released: list[str] = RELEASED.setdefault(worker, [])
+        self.copies: list[tuple[int, int]] = []
+        self._in_flight: deque[tuple[list[Job], list[Job]]] = deque()
 
     def step(self, work: list[tuple[Job, int]]) -> ModelOutput:
         """One step that computes the given number of tokens of each job."""
+        self.begin(work)
+        return self.end()
+
+    def begin(self, work: list[tuple[Job, int]]) -> None:
+        """Hands a step in, behind those in flight."""
         new, cached = [], CachedRequestData([], [], [])
         counts: dict[str, int] = {}
-        sampling = []
+        sampled: list[Job] = []
         for job, count in work:
             needed = -(-(job.computed + count) // BLOCK) - len(job.blocks)
             blocks = [self.free.pop() for _ in range(max(needed, 0))]
@@ -105,28 +120,40 @@ class World:
                 )
                 job.has_slot = True
             counts[job.request_id] = count
-            if job.computed + count == job.num_tokens:
-                sampling.append(job.request_id)
-        self._step += 1
-        self.worker.execute_model(SchedulerOutput(self._step, new, cached, counts, sampling, self.released))
-        self.released = []
-        output = self.worker.sample_tokens(None)
-        assert output.request_ids == sampling
-        by_id = {job.request_id: job for job, _ in work}
-        for job, count in work:
             job.computed += count
+            if job.computed == job.num_tokens + job.unknown:
+                sampled.append(job)
+                job.unknown += 1
+        step_id = next(STEP_IDS)
+        sampling = [job.request_id for job in sampled]
+        plan = SchedulerOutput(step_id, new, cached, counts, sampling, list(self.released), self.copies)
+        self.worker.execute_model(plan)
+        self.worker.sample_tokens(None)
+        self.released.clear()
+        self.copies = []
+        self._in_flight.append(([job for job, _ in work], sampled))
+
+    def end(self) -> ModelOutput:
+        """Takes the oldest step's output; jobs that lost their slot since get nothing of it."""
+        jobs, sampled = self._in_flight.popleft()
+        output = self.worker.take_output()
+        assert output is not None
+        assert output.request_ids == [job.request_id for job in sampled]
+        by_id = {job.request_id: job for job in jobs}
         for request_id, scores in output.prompt_scores.items():
             assert scores.start == 1 + len(by_id[request_id].prompt_logprobs), "each position once, in order"
             by_id[request_id].prompt_logprobs += scores.positions
-        for request_id, tokens, logprobs in zip(sampling, output.sampled_token_ids, output.logprobs, strict=True):
-            by_id[request_id].output += tokens
-            by_id[request_id].logprobs += logprobs or []
+        for job, tokens, logprobs in zip(sampled, output.sampled_token_ids, output.logprobs, strict=True):
+            if job.unknown:
+                job.unknown -= 1
+                job.output += tokens
+                job.logprobs += logprobs or []
         return output
 
     def preempt(self, job: Job) -> None:
         """Takes the job's slot and blocks; it starts again with its output."""
         self.free += job.blocks
-        job.blocks, job.computed, job.has_slot = [], 0, False
+        job.blocks, job.computed, job.unknown, job.has_slot = [], 0, 0, False
         self.released.append(job.request_id)
 
     def finish(self, job: Job) -> None:
