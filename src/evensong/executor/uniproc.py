@@ -41,14 +41,21 @@ def limit_spinning() -> None:
 
 
 class _WhenAsked(Future[Result]):
-    """A future whose call is made by whoever asks for the result first, in that thread."""
+    """A future whose call is made by whoever asks for the result first, in that thread.
 
-    def __init__(self, call: Callable[[], Result]) -> None:
+    `ready`: whether the call would return at once, for the oldest of several that are asked for in order.
+    """
+
+    def __init__(self, call: Callable[[], Result], ready: Callable[[], bool] = bool) -> None:
         super().__init__()
         self._call = call
+        self._ready = ready
+
+    def done(self) -> bool:
+        return super().done() or self._ready()
 
     def result(self, timeout: float | None = None) -> Result:
-        if not self.done():
+        if not super().done():
             try:
                 self.set_result(self._call())
             except BaseException as error:
@@ -76,12 +83,11 @@ class UniProcExecutor(Executor):
     def _run(self, call: Callable[[], Any]) -> Any:
         return self._thread.submit(call).result()
 
-    def get_kv_cache_specs(self) -> list[LayerKVSpec]:
-        specs: list[LayerKVSpec] = self._run(self._worker.get_kv_cache_specs)
-        return specs
+    def get_kv_cache_specs(self) -> list[list[LayerKVSpec]]:
+        return [self._run(self._worker.get_kv_cache_specs)]
 
-    def determine_available_memory(self) -> int:
-        return int(self._run(self._worker.determine_available_memory))
+    def determine_available_memory(self) -> list[int]:
+        return [int(self._run(self._worker.determine_available_memory))]
 
     def get_model_limits(self) -> ModelLimits:
         limits: ModelLimits = self._run(self._worker.get_model_limits)
@@ -120,7 +126,7 @@ class UniProcExecutor(Executor):
             failed: Future[ModelOutput] = Future()
             failed.set_exception(error)
             return failed
-        return _WhenAsked(self._worker.take_output)
+        return _WhenAsked(self._worker.take_output, self._worker.output_ready)
 
     def _sampled(self, bitmask: GrammarBitmask | None) -> ModelOutput:
         self._worker.sample_tokens(bitmask)

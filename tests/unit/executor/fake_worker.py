@@ -58,6 +58,9 @@ class RecordingWorker:
     def sample_tokens(self, bitmask: None) -> None:
         self._note("sample")
 
+    def output_ready(self) -> bool:
+        return "sample" in self.calls
+
     def take_output(self) -> ModelOutput:
         self._note("take")
         return ModelOutput(["a"], [[3]], [None])

@@ -99,7 +99,8 @@ class EngineCore:
             self.executor.watch_progress(self.progress)
             self.checks = RequestChecks(self.executor, resources)
             self.gate = Gate(self.scheduler, self.progress)
-            self.steps = BatchQueue(self.executor, self.scheduler, self.progress)
+            num_stages = config.parallel.pipeline_parallel_size
+            self.steps = BatchQueue(self.executor, self.scheduler, self.progress, num_stages)
         except BaseException:
             self.executor.shutdown()
             raise
@@ -186,14 +187,13 @@ class EngineCore:
     def step(self) -> tuple[Outputs, bool]:
         """Plans as far ahead as it may and applies one step's result; raises what the workers raise.
 
-        Outputs by client index, and whether the model ran.
+        Outputs by client index, and whether there was a result: none while the next plan is not due.
         """
         if self.failure is not None:
             raise ExecutorFailed(f"the workers failed: {self.failure}")
         outputs = self.end_overdue()
-        if self.gate.has_work():
-            self.steps.fill()
-        if not self.steps:
+        due = not self.gate.has_work() or self.steps.fill()
+        if not self.steps or not due:
             return outputs, False
         _merge(outputs, self._apply_oldest())
         return outputs, True

@@ -20,6 +20,7 @@ from evensong.engine.core.inbox import (
     Undecodable,
     Utility,
 )
+from evensong.engine.core.pacing import Pacing
 from evensong.protocol.errors import ErrorBody
 from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityReply
 from evensong.utils.logging import get_logger
@@ -46,6 +47,9 @@ class CoreLoop:
         self._control = Control(core, self._send_outputs)
         self._deadline: float | None = None
         self._stats_pending = False
+        if core.steps.runs_one_ahead:
+            # One step runs and one is planned behind it: that plan may wait for who comes meanwhile.
+            core.steps.pacing = Pacing()
         core.compiling.on_ready = lambda: inbox.put(Compiled())
 
     def run(self) -> None:
@@ -73,6 +77,9 @@ class CoreLoop:
                 elif idle and self._core.request_ids():
                     # A pause holds them, and the end is near.
                     message = self._inbox.get(timeout=HELD_POLL_SECONDS)
+                elif (seconds := self._core.steps.seconds_left()) > 0.0:
+                    # A step runs, and who comes now can be in the next one.
+                    message = self._inbox.get(timeout=seconds)
                 else:
                     message = self._inbox.get_nowait()
             except Empty:
