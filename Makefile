@@ -12,7 +12,7 @@ SECONDS ?= 60
 # make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
 DATA ?= ../shared/data
 .PHONY: setup serve chat test check test-native bench soak trace clients schema-test fuzz clean
-.PHONY: maskbench schema-samples bfcl structured
+.PHONY: ring kills maskbench schema-samples bfcl structured
 
 setup: $(STAMP)
 
@@ -50,6 +50,13 @@ soak: $(STAMP)
 # Replays a trace with the prefix cache on and off; ARGS='--trace FILE --time-scale 2'
 trace: $(STAMP)
 	$(BIN)/python benchmarks/trace_replay.py --report trace-report.json $(ARGS)
+
+# A plan out to two ranks and tokens back, 100,000 times; and 50 workers killed at random moments; ARGS='-- -tp 2'
+ring: $(STAMP)
+	$(BIN)/python benchmarks/ring.py --report ring-report.json $(ARGS)
+
+kills: $(STAMP)
+	$(BIN)/python benchmarks/worker_kills.py --report worker-kills-report.json $(ARGS)
 
 # An environment for each under build/clients; ARGS='--only openai,llm'
 clients: $(STAMP)

@@ -79,18 +79,19 @@ class Recording:
     ) -> None:
         """One step op by op: the model's forward is called anew, and each op runs as it is appended.
 
-        Blocks are copied before the first one. The sampler is left to the caller, as the last segment of a program that
-        is this step's own. `place`: where the step stands, as `submit` takes it.
+        Blocks are copied before the first one, by the program before this one: it knows all caches. The sampler is left
+        to the caller, as the last segment of a program that is this step's own. `place`: where the step stands, as
+        `submit` takes it.
         """
 
-        def run(first: int, last: int) -> None:
-            if last > first:
-                pairs = copies if first == 0 else None
+        def run(first: int, last: int, pairs: Any = None) -> None:
+            if last > first or pairs is not None:
                 ticket = engine.submit(
                     self.program, *inputs, sample_rows, samples, first=first, last=last, copies=pairs, **place
                 )
                 engine.wait(ticket)
 
+        run(0, 0, copies)
         self._record(run)
 
     def _record(self, after_each: Callable[[int, int], None] | None) -> None:

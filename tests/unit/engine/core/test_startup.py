@@ -11,7 +11,7 @@ from evensong.config.resolve import resolve
 from evensong.engine.core.startup import MIN_BATCHED_TOKENS, fingerprint_of, initialize_kv_caches
 from evensong.observe.phases import Phases
 from evensong.protocol.errors import ConfigError
-from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup, Resources
+from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup, LayerKVSpec, Resources
 from evensong.testing.fake_executor import FakeExecutor
 
 
@@ -87,3 +87,38 @@ def test_the_fingerprint_follows_every_part() -> None:
     assert learn()[0].fingerprint == learn(max_num_seqs=3)[0].fingerprint
     assert learn()[0].fingerprint != learn(max_model_len=100)[0].fingerprint
     assert fingerprint_of({"a": "1", "b": "2"}) == fingerprint_of({"b": "2", "a": "1"}) != fingerprint_of({"a": "1"})
+
+
+def test_the_rank_with_room_for_the_fewest_blocks_decides() -> None:
+    """Two stages of two layers and one, each shared by two parts of two KV heads and one."""
+    ranks = [
+        [LayerKVSpec(layer, heads, 8, "float32", 4) for layer in layers]
+        for layers in ((0, 1), (2,))
+        for heads in (2, 1)
+    ]
+    per_block = [16 * 64 * len(specs) * specs[0].num_kv_heads for specs in ranks]
+    assert per_block == [4096, 2048, 2048, 1024]
+
+    def sized(memory: list[int], **settings: Any) -> tuple[Resources, FakeExecutor]:
+        executor = FakeExecutor()
+        executor.get_kv_cache_specs = lambda: ranks  # type: ignore[method-assign]
+        executor.determine_available_memory = lambda: memory  # type: ignore[method-assign]
+        try:
+            config = resolve({"model": "demo", "max_num_batched_tokens": 64} | settings)
+            return initialize_kv_caches(config, executor, None, Phases()), executor
+        finally:
+            executor.shutdown()
+
+    plenty = [1 << 30] * 4
+    resources, executor = sized(plenty, kv_cache_memory_bytes=1 << 20)
+    assert resources.num_blocks == (1 << 20) // 4096, "bytes are each rank's: the fullest one has the fewest blocks"
+    assert resources.kv_cache_bytes == resources.num_blocks * sum(per_block)
+    assert resources.max_model_len == 4096 == resources.num_blocks * 16
+    assert executor.kv_cache is not None and executor.kv_cache.groups == (LayerGroup(None, (0, 1, 2)),)
+    # A quarter of what is free; here the rank with the least memory is not the one with the most layers.
+    resources, _ = sized([1 << 30, 1 << 30, 1 << 17, 1 << 30])
+    assert resources.num_blocks == (1 << 15) // 2048 and resources.max_model_len == 16 * 16
+    with pytest.raises(ConfigError, match=r"asks for 1,048,576 bytes of KV cache; 131,072 are free"):
+        sized([1 << 30, 1 << 30, 1 << 17, 1 << 30], kv_cache_memory_bytes=1 << 20)
+    with pytest.raises(ConfigError, match=r"max_model_len 4096 needs 524,288 bytes of KV cache; there are 32,768"):
+        sized([1 << 30, 1 << 30, 1 << 17, 1 << 30], max_model_len=4096)
