@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -139,6 +140,18 @@ def test_cancel_ends_a_step_that_waits() -> None:
         with pytest.raises(RuntimeError, match="^cancelled$"):
             engine.wait(ticket)
     engine.wait(submit(engine, program, [3]))
+
+
+def test_an_engine_that_goes_leaves_no_step_waiting() -> None:
+    """Else its end would wait for a rank that may be gone; what does not wait runs to its end."""
+    calls: list[int] = []
+    engine, waits, runs = _native.Engine(2), embedder(), embedder()
+    runs.callback("hook", calls.append)
+    submit(engine, waits, [-1], feed_after=0)
+    submit(engine, runs, [1, 2])
+    del engine
+    gc.collect()
+    assert calls == [2]
 
 
 def test_a_feed_table_has_room_and_is_aligned() -> None:
