@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
+import torch.distributed
 
 from evensong.distributed.grid import Rank
+from evensong.distributed.meeting import Meeting
+
+# Builds of torch without it compute alone: nothing is asked of the module before there are ranks. Its types are not
+# exported.
+_dist: Any = torch.distributed
 
 
 class Peers(Protocol):
@@ -36,12 +40,15 @@ class Peers(Protocol):
 class TorchPeers:
     """Peers over torch.distributed: gloo between processes on CPUs, nccl between CUDA devices.
 
-    `store`: where the ranks of the replica find each other; every rank constructs its own at the same time.
+    The ranks of the replica find each other in the file of `meeting`; all construct theirs at the same time.
     """
 
-    def __init__(self, store: Any, rank: Rank, device: torch.device, timeout: float) -> None:
+    def __init__(self, meeting: Meeting, rank: Rank, device: torch.device, timeout: float) -> None:
         self._device = device
+        # The store's file is there for as long as the groups.
+        self._meeting = meeting
         self._rank = rank
+        store = _dist.FileStore(meeting.path, rank.grid.num_ranks)
         parts, stages = rank.grid.tensor_parallel_size, rank.grid.pipeline_parallel_size
         self._parts = self._group(store, f"stage {rank.stage}", rank.part, parts, timeout)
         self._stages = self._group(store, f"part {rank.part}", rank.stage, stages, timeout)
@@ -49,12 +56,16 @@ class TorchPeers:
     def _group(self, store: Any, name: str, member: int, size: int, timeout: float) -> Any:
         if size == 1:
             return None
-        within, limit = c10d.PrefixStore(name, store), datetime.timedelta(seconds=timeout)
+        within, limit = _dist.PrefixStore(name, store), datetime.timedelta(seconds=timeout)
         if self._device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
+            options = _dist.ProcessGroupNCCL.Options()
             options._timeout = limit
-            return dist.ProcessGroupNCCL(within, member, size, options)
-        return dist.ProcessGroupGloo(within, member, size, limit)
+            return _dist.ProcessGroupNCCL(within, member, size, options)
+        # Nobody listens but on this machine.
+        gloo = _dist.ProcessGroupGloo._Options()
+        gloo._devices = [_dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+        gloo._timeout = limit
+        return _dist.ProcessGroupGloo(within, member, size, gloo)
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         parts = self._gather(part.float().contiguous())

@@ -8,6 +8,7 @@ import numpy as np
 
 from evensong.distributed.grid import Rank
 from evensong.distributed.links import Links, LinkSizes, LinksLayout
+from evensong.distributed.token_table import token_table_bytes
 from evensong.kernels.cpu.native import extension
 from evensong.kernels.cpu.recorder import NativeLinks
 from evensong.protocol.kv_spec import KVCacheConfig
@@ -16,8 +17,6 @@ from evensong.worker.device import BANKS, most_samples
 
 # Steps that may be on their way from one stage to the next.
 _PLACES = 2
-# `published`, padded to a cache line; then a token for each feed slot.
-_FEED_HEAD, _FEED_TOKEN = 64, 8
 
 
 def native_links(fd: int | None, rank: Rank, kv_cache: KVCacheConfig, model: ModelDescription) -> NativeLinks:
@@ -25,7 +24,7 @@ def native_links(fd: int | None, rank: Rank, kv_cache: KVCacheConfig, model: Mod
 
     Made once in a rank's life: counters in the memory say how far each exchange is.
     """
-    feed = _FEED_HEAD + _FEED_TOKEN * kv_cache.max_num_seqs
+    feed = token_table_bytes(kv_cache.max_num_seqs)
     grid = rank.grid
     if grid.num_ranks == 1:
         return NativeLinks(feed=np.frombuffer(mmap.mmap(-1, feed), np.uint8))

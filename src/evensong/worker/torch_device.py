@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-from evensong.distributed.split import whole_share
 from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet, cpu_multiplies_bfloat16, describe_kernels, ops_for
 from evensong.kernels.mode import NumericMode, numeric_mode
@@ -20,29 +18,24 @@ from evensong.models.check import check_model
 from evensong.models.loader import TensorReader, build_model
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
-from evensong.protocol.output import TokenLogprobs
-from evensong.sampling.host_draws import HostDraws
-from evensong.sampling.row import Bitmask, Float32, SamplingRow
-from evensong.sampling.sampler import Sampled, sample_row
+from evensong.sampling.row import SamplingRow
 from evensong.sources.model_description import ModelDescription
 from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import ProgressPage
-from evensong.worker.batch import Batch, Int64
+from evensong.worker.batch import Batch
 from evensong.worker.device import (
-    NO_MASKS,
     PROBE,
-    ROWS_AT_ONCE,
     Device,
     DeviceSettings,
     DeviceStep,
     ModelFiles,
-    NotFiniteError,
     StepMark,
-    with_masks,
 )
 from evensong.worker.kv_memory import HostKV, copy_rows
 from evensong.worker.layer_views import LayerViews
+from evensong.worker.torch_links import TIMEOUT, TorchLinks, torch_links
+from evensong.worker.torch_run import TorchRun
 
 # Share of a CUDA device's free memory that the cache may take.
 CUDA_POOL_SHARE = 0.85
@@ -64,16 +57,18 @@ class TorchDevice(Device):
     """`ops` and `mode`, if given, replace what the machine would choose: for tests."""
 
     def __init__(self, settings: DeviceSettings, *, ops: OpSet | None = None, mode: NumericMode | None = None) -> None:
+        self._settings = settings
         self._torch = pick_torch_device(settings.device)
         self.kind = self._torch.type
         if self.kind == "cpu":
             # Threads belong to the calling thread in OpenMP, and this is the one that runs the model.
-            torch.set_num_threads(compute_threads())
+            torch.set_num_threads(len(settings.processors) if settings.processors else compute_threads())
         multiplies = self.kind != "cpu" or cpu_multiplies_bfloat16()
         own = numeric_mode(settings.dtype, self.kind, multiplies_bfloat16=multiplies)
         self.mode = (mode or own).with_kv(settings.kv_dtype)
         self._ops = ops or ops_for(self._torch)
         self._loaded: _Loaded | None = None
+        self._links: TorchLinks | None = None
         self._kv: _TorchKV | None = None
         self._views: LayerViews | None = None
         self._caches: dict[int, torch.Tensor] = {}
@@ -82,7 +77,7 @@ class TorchDevice(Device):
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description, weights = files.description, open_weights(files.source)
-        share = whole_share(description)
+        share = self._settings.share(description)
         spans = check_model(description, weights, share)
         with (
             torch.inference_mode(),
@@ -107,6 +102,7 @@ class TorchDevice(Device):
 
     def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
         if self._kv is None:
+            self._links = torch_links(self._settings.links_fd, self._settings.rank, kv_cache, self._torch)
             self._kv = _TorchKV(self.kv_specs(), kv_cache, self.mode, self._torch)
             self._caches = {spec.layer: cache for spec, cache in zip(self.kv_specs(), self._kv.caches, strict=True)}
         self._views = LayerViews(self.kv_specs(), kv_cache)
@@ -118,21 +114,31 @@ class TorchDevice(Device):
     def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> DeviceStep:
         assert self._views is not None, "prepare comes first"
         self._copy_blocks(batch)
+        token_ids = batch.token_ids
+        if self._links is not None:
+            token_ids = self._links.tokens.resolve(token_ids, mark.feed_after, TIMEOUT)
         num_slots = next(iter(self._caches.values())).shape[0] - 1
         metadata = self._views.metadata(batch, num_slots, self._torch)
         positions = torch.from_numpy(batch.positions()).to(self._torch)
         inputs = StepInputs(
-            token_ids=torch.from_numpy(batch.token_ids).to(self._torch),
+            token_ids=torch.from_numpy(token_ids).to(self._torch),
             cos_sin=self._model.tables.at(positions, torch_dtype(self.mode.compute)),
             caches=self._caches,
             metadata=metadata,
         )
-        step = TorchStep(self._ops, self.mode, self._model.plan, inputs)
-        hidden = self._model.model.forward(step)
-        return _Ran(self._model.model, step, hidden, batch.sample_rows, rows, self._num_token_ids)
+        share = self._model.share
+        peers = None if self._links is None else self._links.peers
+        step = TorchStep(self._ops, self.mode, self._model.plan, inputs, share.vocabulary_sizes, peers)
+        model = self._model.model
+        hidden = model.forward(step)
+        tokens = None if self._links is None else self._links.tokens
+        return TorchRun(model, step, hidden, batch.sample_rows, rows, self._num_token_ids, share.rank, mark, tokens)
 
     def set_doorbell(self, fd: int) -> None:
         """Nobody needs to be woken: `start` waits."""
+
+    def cancel(self) -> None:
+        """No step waits for anything."""
 
     def describe(self) -> dict[str, str]:
         return {
@@ -163,59 +169,6 @@ class TorchDevice(Device):
         return self._loaded
 
 
-class _Ran(DeviceStep):
-    """A step whose forward pass was run by `start`; logits are made when they are wanted."""
-
-    def __init__(
-        self,
-        model: CausalLM,
-        step: TorchStep,
-        hidden: torch.Tensor,
-        sample_rows: Int64,
-        rows: Sequence[SamplingRow],
-        num_token_ids: int,
-    ) -> None:
-        self._model = model
-        self._step = step
-        self._hidden = hidden
-        self._rows = rows
-        self._num_token_ids = num_token_ids
-        self._sampled_logits = self.logits(sample_rows) if rows else None
-        self._draws = HostDraws()
-
-    def draw(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> None:
-        self._rows = with_masks(self._rows, masks)
-
-    def ready(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
-
-    def sampled(self, index: int) -> Sampled:
-        assert self._sampled_logits is not None
-        return sample_row(self._sampled_logits[index], self._rows[index], self._draws)
-
-    def publish(self, tokens: Mapping[int, int]) -> None:
-        """A step that names tokens starts when they are known."""
-
-    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
-        scores = []
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            part = rows[first : first + ROWS_AT_ONCE]
-            for logits, token_id in zip(self.logits(part), token_ids[first:], strict=False):
-                if not np.isfinite(logits.max()):
-                    raise NotFiniteError
-                scores.append(self._draws.logprobs(logits, token_id, num_best, ()))
-        return scores
-
-    @torch.inference_mode()
-    def logits(self, rows: Sequence[int] | Int64) -> Float32:
-        picked = self._hidden.index_select(0, torch.from_numpy(np.asarray(rows, np.int64)).to(self._hidden.device))
-        logits: Float32 = self._model.logits(self._step, picked).cpu().numpy()
-        return logits[:, : self._num_token_ids]
-
-
 class _Loaded:
     """A model with its weights, and what depends on them."""
 
@@ -224,6 +177,7 @@ class _Loaded:
     def __init__(self, description: ModelDescription, model: CausalLM, builder: TorchBuilder) -> None:
         self.description = description
         self.model = model
+        self.share = builder.share
         self.plan: AttentionPlan = builder.attention_plan(
             builder.share.heads.num_heads, builder.share.heads.num_kv_heads, description.head_dim
         )

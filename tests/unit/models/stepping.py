@@ -48,7 +48,9 @@ def load(
 
 
 def arrays_of(device: Any) -> list[np.ndarray]:
-    """The memory of the device's KV cache, a layer each."""
+    """The memory of the device's KV cache, a layer each; of all ranks of a replica."""
+    if hasattr(device, "devices"):
+        return [array for one in device.devices for array in arrays_of(one)]
     memory = device._kv
     arrays: list[np.ndarray] = (getattr(memory, "_host", None) or memory).arrays
     return arrays

@@ -51,6 +51,32 @@ def test_quantised_rows_are_put_in_order_after_dequantising(tmp_path: Path) -> N
     assert np.max(np.abs(dequantize(entry) - original)) < np.max(np.abs(original)) / 100
 
 
+@pytest.mark.parametrize("kind", [name for name, _, _ in GGML_TYPES.values()])
+def test_some_rows_and_columns_are_those_of_the_whole(kind: str) -> None:
+    """Of every type, any bytes: what is cut out of the file and what is cut out of the values are the same bits."""
+    block, block_bytes = next((size, nbytes) for name, size, nbytes in GGML_TYPES.values() if name == kind)
+    rows, columns = 600, max(2 * block, 6)
+    data = np.random.default_rng(1).integers(0, 256, rows * columns // block * block_bytes, dtype=np.uint8)
+    entry = TensorEntry("w", kind, (rows, columns), data)
+    whole = dequantize(entry)
+    for wanted in ([(3, 9)], [(0, 1), (299, 580), (599, 600)]):
+        some = np.concatenate([whole[first:end] for first, end in wanted])
+        assert np.array_equal(dequantize(entry, wanted), some, equal_nan=True)
+        cut = np.concatenate([some[:, 1:3], some[:, 5:]], axis=1)
+        assert np.array_equal(dequantize(entry, wanted, [(1, 3), (5, columns)]), cut, equal_nan=True)
+    assert np.array_equal(dequantize(entry, None, [(2, 4)]), whole[:, 2:4], equal_nan=True)
+
+
+def test_rows_of_rotary_heads_are_cut_after_they_are_in_order() -> None:
+    data = np.arange(24 * 2, dtype=np.float32).view(np.uint8)
+    entry = TensorEntry("q", "F32", (24, 2), data, rotary_heads=3)
+    whole = dequantize(entry)
+    for first, end in ((0, 8), (8, 24), (3, 21), (23, 24)):
+        assert np.array_equal(dequantize(entry, [(first, end)]), whole[first:end])
+    bias = TensorEntry("b", "F32", (24,), data[: 24 * 4], rotary_heads=3)
+    assert np.array_equal(dequantize(bias, [(5, 11)]), dequantize(bias)[5:11])
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_folder(tmp_path: Path, shards: int) -> None:
     entries = open_weights(tiny_folder(tmp_path / "m", shards=shards))

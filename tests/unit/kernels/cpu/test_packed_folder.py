@@ -6,7 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from evensong.kernels.cpu.packed_file import open_packed, packed_key
+import pytest
+
+from evensong.kernels.cpu.packed_file import open_packed, packed_key, packed_path
 from evensong.kernels.cpu.packed_folder import KEEP_OF_A_MODEL, prune
 from evensong.kernels.cpu.packed_writer import PackedWriter
 
@@ -46,6 +48,15 @@ def test_prune_keeps_some_of_each_model(tmp_path: Path) -> None:
     prune(folder, fresh=folder / f"demo-{KEEP_OF_A_MODEL + 2}.bin")
     kept = [f"demo-{key}.bin" for key in (*range(KEEP_OF_A_MODEL - 1), KEEP_OF_A_MODEL + 2)]
     assert files(folder) == sorted([*kept, "demo-2-0.bin", "other-1.bin"])
+
+
+def test_parts_of_a_model_do_not_push_each_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSONG_CACHE", str(tmp_path))
+    paths = [packed_path("demo", f"{part:064}", f"{part}of9") for part in range(1, 10)]
+    paths.append(packed_path("demo", f"{0:064}"))
+    filled(tmp_path / "packed", {path.name: 1.0 for path in paths})
+    prune(tmp_path / "packed", fresh=paths[0])
+    assert files(tmp_path / "packed") == sorted(path.name for path in paths)
 
 
 def test_prune_by_age_and_use(tmp_path: Path) -> None:
