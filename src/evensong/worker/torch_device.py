@@ -137,9 +137,6 @@ class TorchDevice(Device):
     def set_doorbell(self, fd: int) -> None:
         """Nobody needs to be woken: `start` waits."""
 
-    def cancel(self) -> None:
-        """No step waits for anything."""
-
     def describe(self) -> dict[str, str]:
         return {
             "trial_results": self._model.trial_results,
