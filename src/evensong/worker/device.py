@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from evensong.kernels.mode import NumericMode
+from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.row import Bitmask, Float32, SamplingRow
@@ -159,5 +160,5 @@ class Device(ABC):
         """Begins to note what runs when."""
 
     @abstractmethod
-    def stop_trace(self, path: str) -> None:
-        """Ends that and writes a Chrome trace (gzip, JSON) to `path`. Raises OSError."""
+    def stop_trace(self, writer: PartWriter) -> None:
+        """Ends that and writes what was noted. Raises OSError."""

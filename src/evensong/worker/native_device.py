@@ -18,6 +18,7 @@ from evensong.layers.rotary import rotary_tables
 from evensong.models.base import CausalLM
 from evensong.models.check import check_model
 from evensong.models.loader import TensorReader, build_model
+from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.native_draws import NativeDraws, compose
@@ -40,7 +41,7 @@ from evensong.worker.device import (
 from evensong.worker.kv_memory import HostKV
 from evensong.worker.native_rows import given_rows, logits_rows, masks_of, row_changes_logits, rows_of
 from evensong.worker.recording import LayerMemory, Recording
-from evensong.worker.trace import write_chrome_trace
+from evensong.worker.trace import steps_of_spans, write_native_trace
 
 
 class NativeDevice(Device):
@@ -65,6 +66,7 @@ class NativeDevice(Device):
         self._last: tuple[Any, ...] = ()
         self._rows: Sequence[SamplingRow] = ()
         self._deferred: Any = None
+        self._segment_names: list[str] = []
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description = files.description
@@ -206,14 +208,16 @@ class NativeDevice(Device):
         self._engine.set_progress(np.frombuffer(page.words, dtype=np.uint64), TICKS_WORD, LAST_WORD)
 
     def start_trace(self) -> None:
+        program = self._recording.program
+        # Now, for at the end the weights may be asleep.
+        self._segment_names = [program.segment_name(index) for index in range(program.num_segments)]
         self._engine.take_spans()
         self._engine.record_spans(True)
 
-    def stop_trace(self, path: str) -> None:
+    def stop_trace(self, writer: PartWriter) -> None:
         self._engine.record_spans(False)
-        program = self._recording.program
-        names = [program.segment_name(index) for index in range(program.num_segments)]
-        write_chrome_trace(path, self._engine.take_spans(), names)
+        spans = self._engine.take_spans()
+        write_native_trace(writer, self._segment_names, spans, steps_of_spans(spans))
 
     @property
     def _model(self) -> tuple[ModelDescription, CausalLM, PackedFile]:

@@ -17,6 +17,7 @@ from evensong.layers.torch_step import RotaryTables, StepInputs, TorchStep
 from evensong.models.base import CausalLM
 from evensong.models.check import check_model
 from evensong.models.loader import TensorReader, build_model
+from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
@@ -39,6 +40,7 @@ from evensong.worker.device import (
 )
 from evensong.worker.kv_memory import HostKV, copy_rows
 from evensong.worker.layer_views import LayerViews
+from evensong.worker.torch_trace import TorchTrace
 
 # Share of a CUDA device's free memory that the cache may take.
 CUDA_POOL_SHARE = 0.85
@@ -76,7 +78,7 @@ class TorchDevice(Device):
         self._num_token_ids = 0
         self._step: tuple[TorchStep, torch.Tensor] | None = None
         self._sampling: tuple[Float32, Sequence[SamplingRow]] | None = None
-        self._profiler: torch.profiler.profile | None = None
+        self._trace = TorchTrace()
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description, weights = files.description, open_weights(files.source)
@@ -114,6 +116,7 @@ class TorchDevice(Device):
     @torch.inference_mode()
     def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
         assert self._views is not None, "prepare comes first"
+        self._trace.step_begins(len(batch.token_ids))
         self._copy_blocks(batch)
         metadata = self._views.metadata(batch, self._caches[0].shape[0] - 1, self._torch)
         positions = torch.from_numpy(batch.positions()).to(self._torch)
@@ -128,10 +131,12 @@ class TorchDevice(Device):
         self._sampling = (self._logits_of(batch.sample_rows), rows) if rows else None
 
     def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        if self._sampling is None:
-            return []
-        (logits, rows), self._sampling = self._sampling, None
-        return sample_rows(logits, with_masks(rows, masks), self._num_token_ids)
+        results = []
+        if self._sampling is not None:
+            (logits, rows), self._sampling = self._sampling, None
+            results = sample_rows(logits, with_masks(rows, masks), self._num_token_ids)
+        self._trace.step_ends()
+        return results
 
     @torch.inference_mode()
     def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
@@ -159,17 +164,10 @@ class TorchDevice(Device):
         self._caches = _Watched(list(self._caches), page.tick)
 
     def start_trace(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self.kind == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities)
-        self._profiler.start()
+        self._trace.start(self.kind)
 
-    def stop_trace(self, path: str) -> None:
-        assert self._profiler is not None
-        profiler, self._profiler = self._profiler, None
-        profiler.stop()
-        profiler.export_chrome_trace(path)
+    def stop_trace(self, writer: PartWriter) -> None:
+        self._trace.stop(writer)
 
     def _logits_of(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float32:
         assert self._step is not None, "no step has run"

@@ -1,27 +1,63 @@
-"""Chrome's trace format (its Trace Event Format document): what chrome://tracing and Perfetto open."""
+"""A rank's part of a trace, from what the native engine noted of its threads and steps."""
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 
-def write_chrome_trace(path: str, spans: Any, names: Sequence[str]) -> None:
-    """`spans` [n, 4]: segment, thread, begin and end in ns; one row of the picture a thread. Raises OSError."""
-    events = [
-        {
-            "ph": "X",
-            "cat": "op",
-            "name": names[segment],
-            "pid": 0,
-            "tid": thread,
-            "ts": begin / 1e3,
-            "dur": (end - begin) / 1e3,
-            "args": {"segment": segment},
-        }
-        for segment, thread, begin, end in spans.tolist()
-    ]
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+from evensong.observe.chrome_trace import OP, STEPS_THREAD, PartWriter
+
+Int64 = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+# Between two units of one op a thread does nothing but take the next one. More is a wait, and stays visible.
+SAME_OP_NS = 5_000
+# What the engine keeps (kMostSpans of native/src/engine.cpp).
+MOST_SPANS = 4_000_000
+_SEGMENT, _THREAD, _BEGIN, _END = range(4)
+
+
+def join_units(spans: Int64) -> Int64:
+    """`spans` [num_units, 4] (segment, thread, begin and end in ns) as [num_ops, 5]: an op of a thread in one piece.
+
+    The last column is its number of units. A thread that waited between two units has two pieces. In order of thread
+    and begin.
+    """
+    if not len(spans):
+        return np.zeros((0, 5), dtype=np.int64)
+    ordered = spans[np.lexsort((spans[:, _BEGIN], spans[:, _THREAD]))]
+    before, after = ordered[:-1], ordered[1:]
+    parted = (before[:, :_BEGIN] != after[:, :_BEGIN]).any(axis=1) | (after[:, _BEGIN] - before[:, _END] > SAME_OP_NS)
+    first = np.concatenate(([0], np.flatnonzero(parted) + 1))
+    last = np.concatenate((first[1:], [len(ordered)])) - 1
+    columns = (ordered[first, :_END], ordered[last, _END:], (last - first + 1)[:, None])
+    return np.concatenate(columns, axis=1)
+
+
+def write_native_trace(writer: PartWriter, names: Sequence[str], spans: Any, steps: Any) -> None:
+    """`names` of the segments; `spans` as in `join_units`; `steps` [n, 4]: id, begin and end in ns, rows."""
+    ops = join_units(spans)
+    writer.name_thread(STEPS_THREAD, "steps")
+    for thread in np.unique(ops[:, _THREAD]).tolist():
+        writer.name_thread(_row(thread), f"thread {thread}")
+    if len(spans) >= MOST_SPANS:
+        writer.label("ops cut off: the profile took too long")
+    for step_id, begin, end, num_rows in steps.tolist():
+        writer.step(step_id, begin, end, num_rows)
+    for segment, thread, begin, end, units in ops.tolist():
+        writer.span(OP, names[segment], _row(thread), begin, end, f'{{"segment":{segment},"units":{units}}}')
+
+
+def steps_of_spans(spans: Int64) -> Int64:
+    """Steps [n, 4] as the engine's spans show them, where it notes none itself: a step begins where segments do."""
+    if not len(spans):
+        return np.zeros((0, 4), dtype=np.int64)
+    ordered = spans[np.argsort(spans[:, _BEGIN], kind="stable")]
+    first = np.concatenate(([0], np.flatnonzero(np.diff(ordered[:, _SEGMENT]) < 0) + 1))
+    ends = np.maximum.reduceat(ordered[:, _END], first)
+    return np.stack((np.arange(len(first)), ordered[first, _BEGIN], ends, np.zeros(len(first), np.int64)), axis=1)
+
+
+def _row(thread: int) -> int:
+    return STEPS_THREAD + 1 + thread
