@@ -32,7 +32,7 @@ class CoreSpans:
     def __init__(self) -> None:
         # Name, begin and end in ns, step id and number of tokens, one after the other.
         self._flat = array("q")
-        self._replaced: list[tuple[Any, str]] = []
+        self._replaced: list[tuple[Any, str, Any]] = []
 
     def attach(self, scheduler: Scheduler, executor: Executor) -> None:
         """Begins to note."""
@@ -42,8 +42,11 @@ class CoreSpans:
 
     def detach(self) -> None:
         """Ends it; safe to call twice."""
-        for owner, name in self._replaced:
-            delattr(owner, name)
+        for owner, name, own in self._replaced:
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
         self._replaced.clear()
 
     def write(self, writer: PartWriter) -> None:
@@ -68,8 +71,9 @@ class CoreSpans:
                 self._flat.extend((number, begin, end, plan.step_id, plan.total_num_scheduled_tokens))
             return result
 
+        # Seldom anything: an instance has its class's methods.
+        self._replaced.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, timed)
-        self._replaced.append((owner, name))
 
 
 class Profiling:
