@@ -45,7 +45,7 @@ def draw(path: Path, processes: Sequence[Process], figures: Mapping[str, Any], m
     axes.tick_params(left=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        figure.savefig(path, format=path.suffix[1:] or "png")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--png: {path} cannot be written: {error}") from error
 

@@ -28,7 +28,7 @@ def profile_server(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     Raises EngineStartError in one line: nobody there, no key, a profile runs already, no request was answered.
     """
     headers = {"Authorization": f"Bearer {options.api_key}"} if "api_key" in options else key_header()
-    options.seed = options.seed or 0
+    options.seed = getattr(options, "seed", 0)
     with contextlib.closing(Target(options.url, ENDPOINT, chat=False, headers=headers)) as target:
         target.find_model(None)
         samples = load_samples(options, lambda: target.units(None))
