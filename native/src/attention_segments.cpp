@@ -1,6 +1,7 @@
 // Segments that know of sequences: rotary embedding with the cache, attention, sampling.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "program.h"
@@ -89,23 +90,26 @@ class Sampling : public Segment {
  public:
   Sampling(Program& program, const Buffer& logits) : program_(program), logits_(logits) {}
   const char* name() const override { return "sampling"; }
-  std::int64_t begin(const Step& step) override { return step.num_samples(); }
+  std::int64_t begin(const Step& step) override {
+    if (logits_.logits != nullptr && step.num_samples() > 0) check_members(step, *logits_.logits);
+    return step.num_samples();
+  }
   void run(Step& step, std::int64_t unit, Scratch scratch) override {
     const auto i = static_cast<std::size_t>(unit);
     const SampleRow& row = step.samples[i];
     SampleOutput& output = step.output;
-    const float* logits = logits_.row<float>(unit);
+    const float* logits = row_of(step, unit);
     const std::int64_t count = program_.limits().vocab_size;
     std::int64_t token = -1;
-    if (program_.best_logits.used)
-      token = best_token(unit);
+    if (program_.best_logits(step.bank).used)
+      token = best_token(step, unit);
     else if (row.kind == static_cast<std::int32_t>(SampleKind::draw))
       token = program_.kernels().sample(logits, count, row.params, mask_of(step, row), scratch).token;
     else if (row.kind == static_cast<std::int32_t>(SampleKind::given))
       token = row.token;
     output.tokens[i] = token;
     if (token < 0) return;
-    if (row.feed_slot >= 0) program_.feed()[static_cast<std::size_t>(row.feed_slot)] = token;
+    if (row.feed_slot >= 0) program_.feed().set_token(row.feed_slot, token);
     if (row.num_best < 0) return;
     const std::int64_t place = unit * output.max_best;
     LogprobArgs args{logits, count, token, row.num_best, output.best_ids.data() + place,
@@ -118,16 +122,44 @@ class Sampling : public Segment {
     return row.mask < 0 ? nullptr : step.masks.data() + row.mask * step.mask_words;
   }
 
+  const float* row_of(const Step& step, std::int64_t row) const {
+    return reinterpret_cast<const float*>(logits_.bank(step.bank)) + row * logits_.stride;
+  }
+
+  // A step that reads logits needs those of all members.
+  void check_members(const Step& step, const LogitsGroup& group) const {
+    if (program_.best_logits(step.bank).used) return;
+    for (int member = 0; member < group.size(); ++member)
+      if (group.columns(step.bank, member).best_only != 0)
+        throw std::runtime_error("a member of the output head left out the logits that this step reads");
+  }
+
   // The lowest id of the largest logit; -1 where the kernel's `sample` says so.
-  std::int64_t best_token(std::int64_t row) const {
-    const BestLogits& best = program_.best_logits;
-    const float* values = best.values.data() + row * best.num_panels;
-    std::int64_t place = 0;
-    for (std::int64_t panel = 0; panel < best.num_panels; ++panel) {
-      if (std::isnan(values[panel])) return -1;
-      if (values[panel] > values[place]) place = panel;
+  std::int64_t best_token(const Step& step, std::int64_t row) const {
+    BestToken best{-std::numeric_limits<float>::infinity(), -1};
+    if (logits_.logits == nullptr) {
+      best = program_.best_logits(step.bank).of_row(row);
+    } else {
+      for (int member = 0; member < logits_.logits->size(); ++member) {
+        const BestToken found = best_of_member(step, row, member);
+        if (std::isnan(found.value)) return -1;
+        if (found.value > best.value) best = found;  // columns ascend with the members
+      }
     }
-    return std::isfinite(values[place]) ? best.ids[static_cast<std::size_t>(row * best.num_panels + place)] : -1;
+    return std::isfinite(best.value) ? best.token : -1;
+  }
+
+  BestToken best_of_member(const Step& step, std::int64_t row, int member) const {
+    const LogitsGroup::Columns& columns = logits_.logits->columns(step.bank, member);
+    if (columns.best_only != 0) return logits_.logits->best(step.bank, member)[row];
+    // It was not told that its logits are not needed.
+    const float* logits = row_of(step, row);
+    BestToken best{-std::numeric_limits<float>::infinity(), -1};
+    for (std::int64_t id = columns.first; id < columns.first + columns.count; ++id) {
+      if (std::isnan(logits[id])) return {logits[id], -1};
+      if (logits[id] > best.value) best = {logits[id], static_cast<std::int32_t>(id)};
+    }
+    return best;
   }
 
   Program& program_;
@@ -151,9 +183,9 @@ std::unique_ptr<Segment> make_rope(Program& program, const RopeArgs& asked, cons
   const Buffer& target = program.buffer(query);
   check(target.width == std::int64_t{args.num_heads} * cache.head_dim, "queries do not fit their buffer");
   check(args.rotary_dim > 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= cache.head_dim, "a wrong rotary size");
-  args.qkv = source.row<float>(0);
+  args.qkv = reinterpret_cast<const float*>(source.fixed());
   args.qkv_stride = source.stride;
-  args.query = target.memory.data();
+  args.query = target.fixed();
   args.query_stride = target.stride;
   args.query_type = target.type;
   args.cache = cache.data;
@@ -170,15 +202,16 @@ std::unique_ptr<Segment> make_attention(Program& program, const LayerCache& cach
   check(num_heads > 0 && num_heads % cache.num_kv_heads == 0, "query heads are shared by whole key heads");
   check(program.num_kv_heads == 0 || program.num_kv_heads == cache.num_kv_heads, "layers differ in their key heads");
   program.num_kv_heads = cache.num_kv_heads;
+  program.copies().add(cache);
   const Buffer& source = program.buffer(query);
   const Buffer& target = program.buffer(out, source.width, source.type);
   check(source.width == std::int64_t{num_heads} * cache.head_dim, "queries do not fit their buffer");
   const bool paired = program.kernels().pairs && cache.type == DType::bf16;
   check(source.type == DType::f32 || paired, "bfloat16 queries need a bfloat16 cache and products");
   AttentionArgs args{};
-  args.query = source.memory.data();
+  args.query = source.fixed();
   args.query_stride = source.stride;
-  args.out = target.memory.data();
+  args.out = target.fixed();
   args.out_stride = target.stride;
   args.compute = source.type;
   args.cache = cache.data;
@@ -197,6 +230,7 @@ std::unique_ptr<Segment> make_attention(Program& program, const LayerCache& cach
 std::unique_ptr<Segment> make_sampling(Program& program, int logits) {
   const Buffer& source = program.buffer(logits);
   check(source.type == DType::f32 && source.width >= program.limits().vocab_size, "logits do not fit their buffer");
+  check(source.logits == nullptr || source.logits->reads(), "the reader of shared logits samples, and no other member");
   program.need_scratch(program.kernels().sample_scratch(program.limits().vocab_size));
   return std::make_unique<Sampling>(program, source);
 }

@@ -1,15 +1,12 @@
-// Programs and the engine, as Python sees them. Everything is checked here or in the segments' makers; a step is checked
-// when it is submitted.
+// Programs, as Python sees them. Everything is checked here or in the segments' makers.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 
-#include <cstring>
 #include <optional>
 #include <utility>
 
-#include "bindings.h"
-#include "engine.h"
+#include "bind_program.h"
 #include "packed.h"
 
 namespace nb = nanobind;
@@ -21,16 +18,6 @@ namespace {
 
 using Floats = Array<const float>;
 using Bytes = Array<const std::uint8_t>;
-using Masks = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-// Keeps a Python object for as long as the program lives, whichever thread lets go of it.
-void hold(Program& program, nb::handle object) {
-  auto* kept = new nb::object(nb::borrow(object));
-  program.hold(std::shared_ptr<void>(kept, [](void* owner) {
-    nb::gil_scoped_acquire gil;
-    delete static_cast<nb::object*>(owner);
-  }));
-}
 
 // A packed weight in memory that it keeps.
 struct Weight {
@@ -61,16 +48,6 @@ const float* floats(Program& program, const Floats& array, std::int64_t size, co
   return array.data();
 }
 
-// The last steps may call back, and let go of what belongs to Python: both wait for the GIL.
-class BoundEngine : public Engine {
- public:
-  using Engine::Engine;
-  ~BoundEngine() {
-    nb::gil_scoped_release released;
-    stop();
-  }
-};
-
 struct Cache {
   LayerCache layer;
   nb::object owner;
@@ -89,9 +66,9 @@ Cache make_cache(nb::ndarray<nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<
 }
 
 void bind_segments(nb::class_<Program>& program) {
-  program.def("embedding", [](Program& p, const Weight& table, float scale, int out) {
-    p.append(make_embedding(p, matrix_for(p, table), scale, out));
-  }, "table"_a, "scale"_a, "out"_a);
+  program.def("embedding", [](Program& p, const Weight& table, float scale, int out, std::int64_t first_row) {
+    p.append(make_embedding(p, matrix_for(p, table), scale, out, first_row));
+  }, "table"_a, "scale"_a, "out"_a, "first_row"_a = 0);
   program.def("norm", [](Program& p, int x, const Floats& weight, float eps, int out, bool sampled_rows) {
     const float* scales = floats(p, weight, p.buffer(x).width, "a norm's weight has another width");
     p.append(make_norm(p, x, scales, eps, out, sampled_rows));
@@ -100,11 +77,11 @@ void bind_segments(nb::class_<Program>& program) {
     p.append(make_add_norm(p, x, y, floats(p, weight, p.buffer(x).width, "a norm's weight has another width"), eps));
   }, "x"_a, "y"_a, "weight"_a, "eps"_a);
   program.def("linear", [](Program& p, int x, const Weight& weight, std::optional<Floats> bias, const std::string& epilogue,
-                           int out, bool sampled_rows) {
+                           int out, bool sampled_rows, std::int64_t first_column) {
     const std::int64_t padded = round_up(weight.matrix.rows, p.kernels().panel);
     const float* added = bias ? floats(p, *bias, padded, "a bias is padded to whole panels") : nullptr;
-    p.append(make_linear(p, matrix_for(p, weight), added, x, out, epilogue_named(epilogue), sampled_rows));
-  }, "x"_a, "weight"_a, "bias"_a.none(), "epilogue"_a, "out"_a, "sampled_rows"_a = false);
+    p.append(make_linear(p, matrix_for(p, weight), added, x, out, epilogue_named(epilogue), sampled_rows, first_column));
+  }, "x"_a, "weight"_a, "bias"_a.none(), "epilogue"_a, "out"_a, "sampled_rows"_a = false, "first_column"_a = 0);
   program.def("rope", [](Program& p, int qkv, const Cache& cache, std::int32_t num_heads, const Floats& cos,
                          const Floats& sin, std::optional<Floats> qk_norm, float eps, int query) {
     check(cos.ndim() == 2 && sin.ndim() == 2 && cos.shape(1) == sin.shape(1), "cos and sin are tables");
@@ -143,107 +120,34 @@ void bind_segments(nb::class_<Program>& program) {
   }, "name"_a, "call"_a);
 }
 
-// Rows of a buffer as an array that shares its memory: [rows, stride], the padding included.
-nb::object view(nb::handle self, int index, std::int64_t rows) {
+void bind_feed(nb::class_<Program>& program) {
+  program.def("feed", [](Program& p, const Array<const std::int64_t>& slots, const Array<const std::int64_t>& token_ids) {
+    check(slots.size() == token_ids.size(), "a token for each slot is needed");
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      check(slots.data()[i] >= 0 && slots.data()[i] < p.limits().num_feed_slots, "a feed slot does not exist");
+      check(token_ids.data()[i] >= 0 && token_ids.data()[i] < p.limits().vocab_size, "a token id does not exist");
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) p.feed().set_token(slots.data()[i], token_ids.data()[i]);
+  }, "slots"_a, "token_ids"_a, "Leaves tokens for steps that name these slots; `publish` says that they are there.");
+  program.def("publish", [](Program& p, std::int64_t step_id) {
+    check(step_id >= 0, "only a step of a plan publishes tokens");
+    p.feed().publish(step_id);
+  }, "step_id"_a, "Every token that steps up to this one sampled is in the feed table.");
+  program.def_prop_ro("published", [](const Program& p) { return p.feed().published(); },
+                      "The step up to which every sampled token is in the feed table; -1 before the first.");
+}
+
+// Rows of a buffer as an array that shares its memory: [rows, width]. Of a part of an exchange, the one that is written
+// next.
+nb::object view(nb::handle self, int index, std::int64_t rows, std::int64_t bank) {
   const Buffer& buffer = nb::cast<Program&>(self).buffer(index);
-  const std::int64_t row = buffer.stride * static_cast<std::int64_t>(size_of(buffer.type));
-  check(rows >= 0 && rows * row <= static_cast<std::int64_t>(buffer.memory.size()), "a buffer has fewer rows");
+  check(rows >= 0 && rows <= buffer.rows, "a buffer has fewer rows");
+  check(bank >= 0 && bank < buffer.banks, "a buffer has fewer banks");
   const auto shape0 = static_cast<std::size_t>(rows), shape1 = static_cast<std::size_t>(buffer.width);
   const auto strides = {buffer.stride, std::int64_t{1}};
   if (buffer.type == DType::f32)
-    return nb::cast(nb::ndarray<float, nb::numpy>(buffer.memory.data(), {shape0, shape1}, self, strides));
-  return nb::cast(nb::ndarray<std::uint16_t, nb::numpy>(buffer.memory.data(), {shape0, shape1}, self, strides));
-}
-
-template <typename T>
-void copy_into(std::vector<T>& target, const Array<const T>& source) {
-  target.assign(source.data(), source.data() + source.size());
-}
-
-using Table = nb::ndarray<const std::int32_t, nb::numpy, nb::device::cpu, nb::ndim<2>>;
-
-// The used parts of the sequences' block tables, each [groups, blocks].
-void copy_tables(Step& step, const std::vector<Table>& tables, const ProgramLimits& limits) {
-  const std::size_t sequences = step.counts.size();
-  check(tables.size() == sequences && step.starts.size() == sequences, "one entry for each sequence is needed");
-  step.blocks.resize(static_cast<std::size_t>(limits.num_groups));
-  step.first_block.assign(1, 0);
-  for (std::size_t s = 0; s < sequences; ++s) {
-    check(step.counts[s] > 0 && step.starts[s] >= 0, "a sequence without tokens");
-    const std::int64_t end = std::int64_t{step.starts[s]} + step.counts[s];
-    const std::int64_t used = (end + limits.block_size - 1) / limits.block_size;
-    check(tables[s].shape(0) == step.blocks.size(), "a block table has another number of groups");
-    check(used <= static_cast<std::int64_t>(tables[s].shape(1)), "a block table is too short");
-    for (std::size_t group = 0; group < step.blocks.size(); ++group) {
-      const std::int32_t* from = tables[s].data() + static_cast<std::int64_t>(group) * tables[s].stride(0);
-      for (std::int64_t i = 0; i < used; ++i) step.blocks[group].push_back(from[i * tables[s].stride(1)]);
-    }
-    step.first_block.push_back(step.first_block.back() + used);
-  }
-}
-
-nb::tuple results_of(Step& step) {
-  SampleOutput& output = step.output;
-  const std::size_t rows = output.tokens.size();
-  std::vector<double> shifts(rows);
-  std::vector<std::int64_t> ranks(rows), found(rows);
-  for (std::size_t i = 0; i < rows; ++i) {
-    shifts[i] = output.logprobs[i].shift;
-    ranks[i] = output.logprobs[i].rank;
-    found[i] = output.logprobs[i].num_best;
-  }
-  const auto most = static_cast<std::size_t>(output.max_best);
-  return nb::make_tuple(make_array(std::move(output.tokens), {rows}), make_array(std::move(shifts), {rows}),
-                        make_array(std::move(ranks), {rows}), make_array(std::move(found), {rows}),
-                        make_array(std::move(output.best_ids), {rows, most}),
-                        make_array(std::move(output.best_values), {rows, most}));
-}
-
-void bind_engine(nb::module_& m) {
-  nb::class_<BoundEngine> engine(m, "Engine");
-  engine.def(nb::init<int>(), "threads"_a);
-  engine.def_prop_ro("threads", [](const BoundEngine& e) { return e.threads(); });
-  engine.def("submit", [](BoundEngine& e, std::shared_ptr<Program> program, const Array<const std::int32_t>& counts,
-                          const Array<const std::int32_t>& starts, const std::vector<Table>& tables,
-                          const Array<const std::int64_t>& token_ids,
-                          const Array<const std::int64_t>& sample_rows, const Bytes& samples, std::size_t first,
-                          std::optional<std::size_t> last, const std::optional<Masks>& masks) {
-    auto step = std::make_shared<Step>();
-    copy_into(step->counts, counts);
-    copy_into(step->starts, starts);
-    copy_into(step->token_ids, token_ids);
-    copy_into(step->sample_rows, sample_rows);
-    check(samples.size() == sample_rows.size() * sizeof(SampleRow), "one SampleRow for each sampled row is needed");
-    step->samples.resize(sample_rows.size());
-    if (samples.size() > 0) std::memcpy(step->samples.data(), samples.data(), samples.size());
-    if (masks.has_value()) {
-      step->mask_words = static_cast<std::int64_t>(masks->shape(1));
-      step->masks.assign(masks->data(), masks->data() + masks->size());
-    }
-    copy_tables(*step, tables, program->limits());
-    const std::size_t end = last.value_or(program->num_segments());
-    return e.submit(std::move(program), std::move(step), first, end);
-  }, "program"_a, "counts"_a, "starts"_a, "tables"_a, "token_ids"_a, "sample_rows"_a, "samples"_a,
-     "first"_a = 0, "last"_a = nb::none(), "masks"_a = nb::none());
-  engine.def("wait", [](BoundEngine& e, std::int64_t ticket) {
-    std::shared_ptr<Step> step;
-    {
-      nb::gil_scoped_release released;
-      step = e.wait(ticket);
-    }
-    return results_of(*step);
-  }, "ticket"_a);
-  engine.def("set_progress", [](BoundEngine& e, Array<std::uint64_t> words, std::size_t ticks, std::size_t last) {
-    check(ticks < words.size() && last < words.size(), "no such word");
-    e.set_progress({words.data() + ticks, words.data() + last});
-  }, "words"_a, "ticks"_a, "last"_a, nb::keep_alive<1, 2>());
-  engine.def("record_spans", [](BoundEngine& e, bool on) { e.record_spans(on); }, "on"_a);
-  engine.def("take_spans", [](BoundEngine& e) {
-    std::vector<std::int64_t> flat;
-    const std::vector<Span> spans = e.take_spans();
-    for (const Span& span : spans) flat.insert(flat.end(), {span.segment, span.thread, span.begin, span.end});
-    return make_array(std::move(flat), {spans.size(), 4});
-  });
+    return nb::cast(nb::ndarray<float, nb::numpy>(buffer.bank(bank), {shape0, shape1}, self, strides));
+  return nb::cast(nb::ndarray<std::uint16_t, nb::numpy>(buffer.bank(bank), {shape0, shape1}, self, strides));
 }
 
 }  // namespace
@@ -265,11 +169,18 @@ void bind_program(nb::module_& m) {
   nb::class_<Program> program(m, "Program");
   program.def("__init__", [](Program* self, const std::string& isa, std::int64_t max_rows, std::int64_t max_samples,
                              std::int64_t max_positions, std::int64_t num_blocks, std::int32_t block_size,
-                             std::int32_t num_groups, std::int64_t num_feed_slots, std::int64_t vocab_size) {
-    new (self) Program(kernels_for(isa), {max_rows, max_samples, max_positions, num_blocks, block_size, num_groups,
-                                          num_feed_slots, vocab_size});
+                             std::int32_t num_groups, std::int64_t num_feed_slots, std::int64_t vocab_size,
+                             std::int64_t num_banks, std::optional<SharedBytes> feed) {
+    const ProgramLimits limits{max_rows, max_samples, max_positions, num_blocks, block_size, num_groups,
+                               num_feed_slots, vocab_size, num_banks};
+    if (!feed) {
+      new (self) Program(kernels_for(isa), limits);
+      return;
+    }
+    new (self) Program(kernels_for(isa), limits, reinterpret_cast<char*>(feed->data()), feed->size());
+    hold(*self, nb::cast(*feed));
   }, "isa"_a, "max_rows"_a, "max_samples"_a, "max_positions"_a, "num_blocks"_a, "block_size"_a, "num_groups"_a = 1,
-     "num_feed_slots"_a = 0, "vocab_size"_a);
+     "num_feed_slots"_a = 0, "vocab_size"_a, "num_banks"_a = 1, "feed"_a.noconvert() = nb::none());
   program.def_prop_ro("num_segments", &Program::num_segments);
   program.def("segment_name", [](const Program& p, std::size_t index) {
     check(index < p.num_segments(), "no such segment");
@@ -278,10 +189,10 @@ void bind_program(nb::module_& m) {
   program.def("buffer", [](Program& p, std::int64_t width, const std::string& dtype, bool sampled_rows) {
     return p.add_buffer(width, dtype_named(dtype), sampled_rows);
   }, "width"_a, "dtype"_a, "sampled_rows"_a = false);
-  program.def("view", [](nb::handle self, int buffer, std::int64_t rows) { return view(self, buffer, rows); },
-              "buffer"_a, "rows"_a);
+  program.def("view", &view, "buffer"_a, "rows"_a, "bank"_a = 0);
+  bind_feed(program);
   bind_segments(program);
-  bind_engine(m);
+  bind_links(m, program);
   m.def("isa_traits", [](const std::string& isa) {
     const Kernels& kernels = kernels_for(isa);
     return nb::make_tuple(kernels.panel, kernels.pairs);

@@ -19,6 +19,7 @@ void bind_linear(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
+void bind_engine(nanobind::module_& m);
 
 // C-contiguous arrays on the CPU. bfloat16 travels as its bits in uint16: NumPy has no such type.
 template <typename T, typename... Options>

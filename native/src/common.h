@@ -23,6 +23,14 @@ inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Bytes from row to row where rows of `width` elements lie together: whole lines, and never a whole number of pages, which
+// would meet in the same few lines of the first cache.
+inline std::int64_t padded_row_bytes(std::int64_t width, DType type) {
+  constexpr std::int64_t kLine = 64, kPage = 4096;
+  const std::int64_t bytes = round_up(width * static_cast<std::int64_t>(size_of(type)), kLine);
+  return bytes % kPage == 0 ? bytes + kLine : bytes;
+}
+
 // Zeros, in pages that nobody has touched; in huge pages where there are many and the system has them. A build with
 // sanitizers takes exactly the bytes that were asked for, so that it sees what reaches beyond.
 class Memory {

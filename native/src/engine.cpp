@@ -1,7 +1,11 @@
 #include "engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
+
+#include "waiting.h"
 
 namespace evensong {
 
@@ -20,6 +24,11 @@ class Engine::StepJob : public Job {
 
   std::int64_t next_phase() override {
     finish_phase();
+    if (!copied_) {
+      copied_ = true;
+      current_ = &work_.program->copies();
+      if (const std::int64_t units = current_->begin(*work_.step); units > 0) return units;
+    }
     for (; next_ < work_.last; ++next_) {
       Segment& segment = work_.program->segment(next_);
       if (segment.calls_back()) {
@@ -29,7 +38,7 @@ class Engine::StepJob : public Job {
       const std::int64_t units = segment.begin(*work_.step);
       if (units == 0) continue;
       current_ = &segment;
-      ++next_;
+      index_ = static_cast<std::int32_t>(next_++);
       ahead_ = next_reader_of_weights();
       return units;
     }
@@ -49,7 +58,7 @@ class Engine::StepJob : public Job {
     }
     const std::int64_t begin = now_ns();
     current_->run(*work_.step, unit, scratch);
-    engine_.note({static_cast<std::int32_t>(next_ - 1), thread, begin, now_ns()});
+    engine_.note({index_, thread, begin, now_ns()});
   }
 
  private:
@@ -71,15 +80,21 @@ class Engine::StepJob : public Job {
   Engine& engine_;
   Work& work_;
   std::size_t next_;
+  bool copied_ = false;
+  std::int32_t index_ = -1;
   Segment* current_ = nullptr;
   const Segment* ahead_ = nullptr;
 };
 
-Engine::Engine(int threads) : pool_threads_(threads) {
+Engine::Engine(int threads, std::vector<int> processors) : pool_threads_(threads) {
   check(threads >= 1 && threads <= 1024, "an engine has 1 to 1024 threads");
   scratch_.resize(static_cast<std::size_t>(threads));
-  processors_ = usable_processors();
-  if (processors_.size() != scratch_.size()) processors_.clear();
+  if (processors.empty()) {
+    processors_ = usable_processors();
+    if (processors_.size() != scratch_.size()) processors_.clear();
+  }
+  for (std::size_t i = 0; i < scratch_.size() && !processors.empty(); ++i)
+    processors_.push_back(processors[i % processors.size()]);
   leader_ = std::thread([this] { serve(); });
 }
 
@@ -96,12 +111,9 @@ void Engine::stop() {
 
 std::int64_t Engine::submit(std::shared_ptr<Program> program, std::shared_ptr<Step> step, std::size_t first,
                             std::size_t last) {
-  const ProgramLimits& limits = program->limits();
   check(first <= last && last <= program->num_segments(), "no such segments");
-  check(step->num_rows() <= limits.max_rows, "a step holds more tokens than the program has room for");
-  check(step->num_samples() <= limits.max_samples, "a step samples more rows than the program has room for");
-  check(step->blocks.size() == static_cast<std::size_t>(limits.num_groups), "block tables for every group are needed");
-  step->prepare(limits.block_size, limits.num_blocks, limits.max_positions, limits.vocab_size, limits.num_feed_slots);
+  step->prepare(program->limits());
+  step->cancelled = &cancelled_;
   const Kernels& kernels = program->kernels();
   if (program->num_kv_heads > 0)
     step->plan_attention(program->num_kv_heads, kernels.query_block, kernels.split_keys, pool_threads_);
@@ -124,6 +136,12 @@ std::shared_ptr<Step> Engine::wait(std::int64_t ticket) {
   return done.step;
 }
 
+bool Engine::ready(std::int64_t ticket) {
+  const std::lock_guard<std::mutex> hold(lock_);
+  check(ticket >= 0 && ticket < next_ticket_, "no such ticket");
+  return done_.count(ticket) > 0;
+}
+
 void Engine::serve() {
   if (!processors_.empty()) bind_to_processor(processors_.front());
   pool_ = std::make_unique<Pool>(pool_threads_, processors_);
@@ -136,7 +154,7 @@ void Engine::serve() {
     hold.unlock();
     Done done{work.step, nullptr};
     try {
-      run(work);
+      run_noted(work);
     } catch (...) {
       done.failure = std::current_exception();
     }
@@ -146,6 +164,8 @@ void Engine::serve() {
     hold.lock();
     done_.emplace(ticket, std::move(done));
     work_done_.notify_all();
+    hold.unlock();
+    ring();
   }
   pool_.reset();
 }
@@ -153,8 +173,40 @@ void Engine::serve() {
 void Engine::run(Work& work) {
   for (Memory& memory : scratch_)
     if (memory.size() < work.program->scratch()) memory = Memory(work.program->scratch());
-  StepJob job(*this, work);
-  pool_->run(job);
+  FeedTable& feed = work.program->feed();
+  const std::int64_t step_id = work.step->step_id;
+  if (step_id >= 0 && work.first > 0 && feed.failed(step_id))
+    throw std::runtime_error("an earlier part of this step has failed");
+  try {
+    StepJob job(*this, work);
+    pool_->run(job);
+  } catch (...) {
+    if (step_id >= 0) feed.fail(step_id);
+    throw;
+  }
+  if (work.step->publishes) feed.publish(step_id);
+}
+
+void Engine::run_noted(Work& work) {
+  if (!record_.load(std::memory_order_relaxed)) return run(work);
+  struct Note {
+    Engine& engine;
+    StepSpan span;
+    ~Note() {
+      span.end = now_ns();
+      const std::lock_guard<std::mutex> hold(engine.spans_lock_);
+      if (engine.steps_.size() < kMostSpans) engine.steps_.push_back(span);
+    }
+  } note{*this, {work.step->step_id, now_ns(), 0, work.step->num_rows()}};
+  run(work);
+}
+
+void Engine::ring() {
+  const int fd = doorbell_.load();
+  if (fd < 0) return;
+  const std::uint64_t one = 1;
+  // One that is full has been rung.
+  [[maybe_unused]] const auto written = write(fd, &one, sizeof one);
 }
 
 void Engine::record_spans(bool on) { record_.store(on); }
@@ -167,6 +219,11 @@ void Engine::note(const Span& span) {
 std::vector<Span> Engine::take_spans() {
   const std::lock_guard<std::mutex> hold(spans_lock_);
   return std::exchange(spans_, {});
+}
+
+std::vector<StepSpan> Engine::take_steps() {
+  const std::lock_guard<std::mutex> hold(spans_lock_);
+  return std::exchange(steps_, {});
 }
 
 }  // namespace evensong

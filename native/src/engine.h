@@ -22,10 +22,18 @@ namespace evensong {
 
 // When one thread worked in one segment; nanoseconds of the monotonic clock.
 struct Span {
-  std::int32_t segment;
+  std::int32_t segment;  // -1: block copies
   std::int32_t thread;
   std::int64_t begin;
   std::int64_t end;
+};
+
+// When a step, or a part of it, ran, its waits included.
+struct StepSpan {
+  std::int64_t step_id;
+  std::int64_t begin;
+  std::int64_t end;
+  std::int64_t rows;
 };
 
 // Words that a watcher in another process reads: how often the engine came forward, and when last.
@@ -36,7 +44,8 @@ struct Progress {
 
 class Engine {
  public:
-  explicit Engine(int threads);
+  // `processors`: those to bind threads to, in turn; none: as Engine::processors_ says.
+  explicit Engine(int threads, std::vector<int> processors = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -49,10 +58,17 @@ class Engine {
                       std::size_t last);
   // Until the step of `ticket` has ended; raises what it raised. Each ticket is waited for once.
   std::shared_ptr<Step> wait(std::int64_t ticket);
+  // Whether `wait` would return at once.
+  bool ready(std::int64_t ticket);
+  // An eventfd that grows by one whenever the step of a ticket has ended; -1: none. The caller keeps it open.
+  void set_doorbell(int fd) { doorbell_.store(fd); }
+  // From now on steps do not wait for other ranks: they fail with Cancelled.
+  void cancel() { cancelled_.store(true); }
 
   void set_progress(Progress progress) { progress_ = progress; }
   void record_spans(bool on);
   std::vector<Span> take_spans();
+  std::vector<StepSpan> take_steps();
 
  private:
   struct Work {
@@ -69,10 +85,13 @@ class Engine {
 
   void serve();
   void run(Work& work);
+  void run_noted(Work& work);
+  void ring();
   void note(const Span& span);
 
   const int pool_threads_;
-  // One for each thread, where there are as many as threads: with a share of the machine only, the system places them.
+  // One for each thread. Unless they are given: where there are as many usable ones as threads; with a share of the
+  // machine only, the system places them.
   std::vector<int> processors_;
   std::mutex lock_;
   std::condition_variable work_arrived_, work_done_;
@@ -84,6 +103,9 @@ class Engine {
   std::atomic<bool> record_{false};
   std::mutex spans_lock_;
   std::vector<Span> spans_;
+  std::vector<StepSpan> steps_;
+  std::atomic<bool> cancelled_{false};
+  std::atomic<int> doorbell_{-1};
   std::vector<Memory> scratch_;
   std::unique_ptr<Pool> pool_;
   std::thread leader_;

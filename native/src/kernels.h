@@ -146,6 +146,8 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t size, void* out, DType type);
   // x += rms_norm(y)
   void (*add_rms_norm)(float* x, const float* y, const float* weight, float eps, std::int64_t size);
+  // out = parts[0] + parts[1] + ... in this order, `size` floats; with `adds`, out += that sum.
+  void (*sum_rows)(const float* const* parts, std::int32_t num_parts, std::int64_t size, bool adds, float* out);
   // A row of `size` floats rounded to bfloat16.
   void (*convert)(const float* x, std::int64_t size, bf16* out);
   // One row at `position`, whose keys and values go to `slot`: token slot % block_size of block slot / block_size.

@@ -16,4 +16,5 @@ NB_MODULE(_native, m) {
   evensong::bind_attention(m);
   evensong::bind_sampling(m);
   evensong::bind_program(m);
+  evensong::bind_engine(m);
 }

@@ -1,62 +1,24 @@
 #include "pool.h"
 
-#include <time.h>
 #if defined(__linux__)
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
 #endif
 
-#include <climits>
 #include <utility>
+
+#include "waiting.h"
 
 namespace evensong {
 
 namespace {
 
 // Within a step the others are about to arrive; between steps the scheduler has its turn, and may want this processor.
-constexpr std::int64_t kSpinInStep = 60'000;
-constexpr std::int64_t kSpinBetweenSteps = 60'000;
-constexpr int kTurnsBetweenLooks = 32;
+constexpr std::int64_t kSpinInStep = kSpinNs;
+constexpr std::int64_t kSpinBetweenSteps = kSpinNs;
 constexpr std::size_t kLinesBetweenLooks = 4;
 
-void rest() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value) {
-#if defined(__linux__)
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
-#else
-  timespec moment{0, 50'000};
-  if (word.load() == value) nanosleep(&moment, nullptr);
-#endif
-}
-
-void wake_all(std::atomic<std::uint32_t>& word) {
-#if defined(__linux__)
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-#else
-  (void)word;
-#endif
-}
-
 }  // namespace
-
-std::int64_t now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
-}
 
 std::vector<int> usable_processors() {
   std::vector<int> found;
@@ -93,7 +55,7 @@ Pool::Pool(int threads, const std::vector<int>& processors) : ranges_(static_cas
 Pool::~Pool() {
   stop_.store(true);
   phase_.fetch_add(2);
-  wake_all(phase_);
+  wake_all(phase_, false);
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -170,7 +132,7 @@ void Pool::begin_next_phase(std::uint32_t phase) {
   }
   const std::uint32_t next = ((phase | 1) + 1) | (units >= 0 ? 1 : 0);
   phase_.store(next);
-  if (sleepers_.load() > 0) wake_all(phase_);
+  if (sleepers_.load() > 0) wake_all(phase_, false);
 }
 
 std::uint32_t Pool::wait_beyond(std::uint32_t phase, std::int64_t spin_ns, Ahead ahead) {
@@ -189,7 +151,7 @@ std::uint32_t Pool::wait_beyond(std::uint32_t phase, std::int64_t spin_ns, Ahead
   } while (now_ns() < until);
   sleepers_.fetch_add(1);
   std::uint32_t seen;
-  while ((seen = phase_.load()) == phase && !stop_.load()) sleep_while(phase_, phase);
+  while ((seen = phase_.load()) == phase && !stop_.load()) sleep_while(phase_, phase, false, 0);
   sleepers_.fetch_sub(1);
   return seen;
 }

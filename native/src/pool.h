@@ -12,9 +12,6 @@
 
 namespace evensong {
 
-// The monotonic clock, which all processes of a machine share.
-std::int64_t now_ns();
-
 // Memory that a thread will read soon.
 struct Ahead {
   const char* data = nullptr;

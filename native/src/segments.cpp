@@ -23,16 +23,23 @@ void for_rows(std::int64_t unit, std::int64_t rows, Body body) {
 
 class Embedding : public Segment {
  public:
-  Embedding(Program& program, const PackedMatrix& table, float scale, const Buffer& out)
-      : program_(program), table_(table), scale_(scale), out_(out) {}
+  Embedding(Program& program, const PackedMatrix& table, float scale, const Buffer& out, std::int64_t first_row)
+      : program_(program), table_(table), scale_(scale), out_(out), first_row_(first_row) {}
   const char* name() const override { return "embedding"; }
-  std::int64_t begin(const Step& step) override { return step.num_rows(); }
+  std::int64_t begin(const Step& step) override {
+    if (step.feed_after >= 0) program_.feed().wait(step.feed_after, step.cancelled);
+    return step.num_rows();
+  }
   void run(Step& step, std::int64_t row, Scratch) override {
     std::int64_t& token = step.token_ids[static_cast<std::size_t>(row)];
-    // The step that sampled it has ended: steps run one after the other.
-    if (token < 0) token = program_.feed()[static_cast<std::size_t>(-1 - token)];
-    check(token >= 0, "a fed token was never sampled");
-    program_.kernels().gather(table_, token, scale_, out_.row<float>(row));
+    // The step that sampled it has ended: steps run one after the other, and `begin` waits for those of other ranks.
+    if (token < 0) token = program_.feed().token(-1 - token);
+    check(token >= 0 && token < program_.limits().vocab_size, "a fed token was never sampled");
+    const std::int64_t held = token - first_row_;
+    if (held >= 0 && held < table_.rows)
+      program_.kernels().gather(table_, held, scale_, out_.row<float>(row));
+    else
+      std::memset(out_.bytes(row), 0, static_cast<std::size_t>(out_.width) * sizeof(float));
   }
 
  private:
@@ -40,6 +47,7 @@ class Embedding : public Segment {
   PackedMatrix table_;
   float scale_;
   const Buffer& out_;
+  std::int64_t first_row_;
 };
 
 class Norm : public Segment {
@@ -122,11 +130,12 @@ class CopySampled : public Segment {
 
 class Linear : public Segment {
  public:
-  Linear(Program& program, LinearArgs args, const Buffer& in, const Buffer& out, bool sampled_rows)
-      : program_(program), kernels_(program.kernels()), args_(args), sampled_rows_(sampled_rows) {
-    args_.in = in.memory.data();
+  Linear(Program& program, LinearArgs args, const Buffer& in, const Buffer& out, bool sampled_rows,
+         std::int64_t first_column)
+      : program_(program), kernels_(program.kernels()), args_(args), out_(out), sampled_rows_(sampled_rows),
+        first_column_(first_column) {
+    args_.in = in.fixed();
     args_.in_stride = in.stride;
-    args_.out = out.memory.data();
     args_.out_stride = out.stride;
     args_.out_type = out.type;
     panels_ = num_panels(kernels_, args_.weight.rows, false);  // gated weights have as many
@@ -137,7 +146,8 @@ class Linear : public Segment {
   std::int64_t panels_at_once() const { return std::max<std::int64_t>(1, panels_ / kMostUnits); }
   std::int64_t begin(const Step& step) override {
     if (rows(step) == 0) return 0;
-    if (sampled_rows_) choose_epilogue(step);
+    args_.out = out_.data();  // a part of an exchange lies elsewhere each time
+    if (sampled_rows_) begin_head(step);
     return (panels_ + panels_at_once() - 1) / panels_at_once();
   }
   bool reads_weights() const override { return true; }
@@ -156,9 +166,17 @@ class Linear : public Segment {
   }
 
  private:
+  void begin_head(const Step& step) {
+    if (out_.logits != nullptr) out_.logits->enter(step.cancelled);
+    args_.out = out_.bank(step.bank) + first_column_ * static_cast<std::int64_t>(sizeof(float));
+    choose_epilogue(step);
+  }
+
   // Most requests are greedy: then the head's outputs, a hundred times its inputs, need not go to memory and back.
   void choose_epilogue(const Step& step) {
-    BestLogits& best = program_.best_logits;
+    BestLogits& best = program_.best_logits(step.bank);
+    best.first_column = first_column_;
+    best.num_columns = args_.num_columns;
     best.used = step.wants_best_tokens_only();
     args_.epilogue = best.used ? Epilogue::argmax : Epilogue::store;
     if (!best.used) return;
@@ -176,7 +194,9 @@ class Linear : public Segment {
   Program& program_;
   const Kernels& kernels_;
   LinearArgs args_;
+  const Buffer& out_;
   bool sampled_rows_;
+  std::int64_t first_column_;
   std::int64_t panels_;
 };
 
@@ -213,9 +233,13 @@ class Callback : public Segment {
 
 }  // namespace
 
-std::unique_ptr<Segment> make_embedding(Program& program, const PackedMatrix& table, float scale, int out) {
-  check(table.rows >= program.limits().vocab_size, "the embedding has fewer rows than there are token ids");
-  return std::make_unique<Embedding>(program, table, scale, program.buffer(out, table.cols, DType::f32));
+std::unique_ptr<Segment> make_embedding(Program& program, const PackedMatrix& table, float scale, int out,
+                                        std::int64_t first_row) {
+  const Buffer& target = program.buffer(out, table.cols, DType::f32);
+  check(first_row >= 0 && (first_row == 0 || target.group != nullptr), "only a part of an exchange is of some rows");
+  check(target.group != nullptr || table.rows >= program.limits().vocab_size,
+        "the embedding has fewer rows than there are token ids");
+  return std::make_unique<Embedding>(program, table, scale, target, first_row);
 }
 
 std::unique_ptr<Segment> make_norm(Program& program, int in, const float* weight, float eps, int out,
@@ -244,7 +268,7 @@ std::unique_ptr<Segment> make_copy_sampled(Program& program, int in, int out) {
 }
 
 std::unique_ptr<Segment> make_linear(Program& program, const PackedMatrix& weight, const float* bias, int in, int out,
-                                     Epilogue epilogue, bool sampled_rows) {
+                                     Epilogue epilogue, bool sampled_rows, std::int64_t first_column) {
   const bool paired = program.kernels().pairs && weight.type == DType::bf16;
   const bool gated = epilogue == Epilogue::silu || epilogue == Epilogue::gelu_tanh;
   check(epilogue != Epilogue::argmax && (!sampled_rows || epilogue == Epilogue::store),
@@ -252,15 +276,20 @@ std::unique_ptr<Segment> make_linear(Program& program, const PackedMatrix& weigh
   check(!gated || weight.rows % 2 == 0, "gate and up have as many outputs");
   const Buffer& source = program.buffer(in, weight.cols, paired ? DType::bf16 : DType::f32);
   const Buffer& target = program.buffer(out);
-  check(target.width == (gated ? weight.rows / 2 : weight.rows), "a product's outputs do not fit its buffer");
+  const bool is_part = target.logits != nullptr;
+  check(!is_part || sampled_rows, "shared logits are written by an output head");
+  check(first_column >= 0 && (is_part || first_column == 0), "only of shared logits a product writes some columns");
+  const std::int64_t outputs = gated ? weight.rows / 2 : weight.rows;
+  check(is_part ? first_column + outputs <= target.width : outputs == target.width,
+        "a product's outputs do not fit its buffer");
   check(epilogue != Epilogue::add || target.type == DType::f32, "sums are kept in float32");
   check(in != out, "a product cannot replace its input");
   LinearArgs args{};
   args.weight = weight;
   args.bias = bias;
   args.epilogue = epilogue;
-  args.num_columns = std::min(weight.rows, program.limits().vocab_size);
-  return std::make_unique<Linear>(program, args, source, target, sampled_rows);
+  args.num_columns = std::min(weight.rows, std::max<std::int64_t>(0, program.limits().vocab_size - first_column));
+  return std::make_unique<Linear>(program, args, source, target, sampled_rows, first_column);
 }
 
 std::unique_ptr<Segment> make_tap(Program& program, std::string name, int in, char* target, std::size_t bytes) {

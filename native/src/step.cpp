@@ -11,9 +11,16 @@ constexpr std::int32_t kFewQueries = 4;
 constexpr int kUnitsPerThread = 4;
 }  // namespace
 
-void Step::prepare(std::int32_t block_size, std::int64_t num_blocks, std::int64_t max_positions,
-                   std::int64_t vocab_size, std::int64_t num_feed_slots) {
+void Step::prepare(const ProgramLimits& limits) {
   const std::size_t sequences = counts.size();
+  const std::int64_t block_size = limits.block_size, num_blocks = limits.num_blocks;
+  const std::int64_t vocab_size = limits.vocab_size, num_feed_slots = limits.num_feed_slots;
+  check(num_rows() <= limits.max_rows, "a step holds more tokens than the program has room for");
+  check(num_samples() <= limits.max_samples, "a step samples more rows than the program has room for");
+  check(blocks.size() == static_cast<std::size_t>(limits.num_groups), "block tables for every group are needed");
+  check(bank >= 0 && bank < limits.num_banks, "a bank does not exist");
+  check(step_id >= -1 && feed_after >= -1 && (!publishes || step_id >= 0), "only a step of a plan publishes tokens");
+  for (const std::int32_t block : copies) check(block >= 0 && block < num_blocks, "a block to copy does not exist");
   check(starts.size() == sequences && first_block.size() == sequences + 1, "one entry for each sequence is needed");
   check(samples.size() == sample_rows.size(), "one SampleRow for each sampled row is needed");
   const std::size_t rows = token_ids.size();
@@ -22,7 +29,7 @@ void Step::prepare(std::int32_t block_size, std::int64_t num_blocks, std::int64_
   slots.assign(blocks.size(), std::vector<std::int64_t>(rows));
   std::size_t row = 0;
   for (std::size_t s = 0; s < sequences; ++s) {
-    check(counts[s] > 0 && starts[s] >= 0 && std::int64_t{starts[s]} + counts[s] <= max_positions,
+    check(counts[s] > 0 && starts[s] >= 0 && std::int64_t{starts[s]} + counts[s] <= limits.max_positions,
           "a sequence reaches beyond the longest that the model was prepared for");
     check(row + static_cast<std::size_t>(counts[s]) <= rows, "more tokens are counted than given");
     const std::int64_t table = first_block[s], length = first_block[s + 1] - table;

@@ -43,6 +43,18 @@ struct AttentionItem {
   std::int32_t family;      // which counter its siblings share
 };
 
+struct ProgramLimits {
+  std::int64_t max_rows;       // tokens of a step
+  std::int64_t max_samples;    // sampled rows of a step
+  std::int64_t max_positions;  // tokens of a sequence
+  std::int64_t num_blocks;
+  std::int32_t block_size;
+  std::int32_t num_groups;
+  std::int64_t num_feed_slots;
+  std::int64_t vocab_size;     // ids that a token may have
+  std::int64_t num_banks = 1;  // of logits: so many steps' stay until they are read
+};
+
 struct Step {
   // ---- handed in
   std::vector<std::int32_t> counts;                     // new tokens of each sequence
@@ -54,6 +66,12 @@ struct Step {
   std::vector<SampleRow> samples;                       // one each
   std::vector<std::uint32_t> masks;                     // [mask][mask_words]: a bit for each token id, the lowest first
   std::int64_t mask_words = 0;
+  std::vector<std::int32_t> copies;                     // [pair][from, to]: blocks that are copied before all else
+  std::int64_t bank = 0;                                // of the logits
+  std::int64_t step_id = -1;                            // of the plan; -1: of none
+  std::int64_t feed_after = -1;                         // the step that must be published before tokens are read
+  bool publishes = false;                               // at its end, that its tokens are in the feed table
+  const std::atomic<bool>* cancelled = nullptr;         // by the engine: waits end
   // ---- worked out by `prepare`
   std::vector<std::int64_t> first_row;                  // of each sequence
   std::vector<std::int64_t> positions;                  // of each row
@@ -70,8 +88,7 @@ struct Step {
   bool wants_best_tokens_only() const;
 
   // Checks everything against these limits (std::invalid_argument), then works out the rest.
-  void prepare(std::int32_t block_size, std::int64_t num_blocks, std::int64_t max_positions, std::int64_t vocab_size,
-               std::int64_t num_feed_slots);
+  void prepare(const ProgramLimits& limits);
   // Room for what the sampled rows ask for.
   void prepare_output();
   // How attention is cut into units, for `num_kv_heads` heads and a pool of `threads`.

@@ -17,6 +17,7 @@ double multiply(DType type, std::int64_t times);
 // rows.cpp
 void rms_norm(const float* x, const float* weight, float eps, std::int64_t size, void* out, DType type);
 void add_rms_norm(float* x, const float* y, const float* weight, float eps, std::int64_t size);
+void sum_rows(const float* const* parts, std::int32_t num_parts, std::int64_t size, bool adds, float* out);
 void convert(const float* x, std::int64_t size, bf16* out);
 void rope(const RopeArgs& args, std::int64_t row, std::int64_t position, std::int64_t slot);
 

@@ -165,6 +165,20 @@ void add_rms_norm(float* x, const float* y, const float* weight, float eps, std:
   for (std::int64_t i = 0; i < size; ++i) x[i] += y[i] * scale * weight[i];
 }
 
+void sum_rows(const float* const* parts, std::int32_t num_parts, std::int64_t size, bool adds, float* out) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    Vec sum = load(parts[0] + i);
+    for (int part = 1; part < num_parts; ++part) sum = sum + load(parts[part] + i);
+    store(out + i, adds ? load(out + i) + sum : sum);
+  }
+  for (; i < size; ++i) {
+    float sum = parts[0][i];
+    for (int part = 1; part < num_parts; ++part) sum += parts[part][i];
+    out[i] = adds ? out[i] + sum : sum;
+  }
+}
+
 void rope(const RopeArgs& args, std::int64_t row, std::int64_t position, std::int64_t slot) {
   const int dim = args.head_dim;
   const Place place = find_place(args, slot);

@@ -17,7 +17,7 @@ const Kernels& table() {
 #else
       false,
 #endif
-      pack,           gather,     linear,            rms_norm,    add_rms_norm, convert, rope,
+      pack,           gather,     linear,            rms_norm,    add_rms_norm, sum_rows, convert, rope,
       attention,      attention_split, merge_splits, kSplitKeys,  partial_size,   attention_scratch,
       kQueryBlock,    sample,     sample_scratch,    logprobs,    random_words,
       exp_row,        read,       checksum,    multiply};
