@@ -81,7 +81,7 @@ class PartWriter:
     def step(self, step_id: int, begin: int, end: int, num_tokens: int) -> None:
         """One step of the process's device."""
         args = f'{{"step_id":{step_id},"num_tokens":{num_tokens}}}'
-        self.span(STEP, f"step {step_id}" if step_id >= 0 else "probe", STEPS_THREAD, begin, end, args)
+        self.span(STEP, f"step {step_id}", STEPS_THREAD, begin, end, args)
 
     def event(self, fields: Mapping[str, Any]) -> None:
         """An event made elsewhere, whose process becomes this one."""

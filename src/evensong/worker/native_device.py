@@ -41,7 +41,7 @@ from evensong.worker.device import (
 from evensong.worker.kv_memory import HostKV
 from evensong.worker.native_rows import given_rows, logits_rows, masks_of, row_changes_logits, rows_of
 from evensong.worker.recording import LayerMemory, Recording
-from evensong.worker.trace import steps_of_spans, write_native_trace
+from evensong.worker.trace import write_native_trace
 
 
 class NativeDevice(Device):
@@ -212,12 +212,12 @@ class NativeDevice(Device):
         # Now, for at the end the weights may be asleep.
         self._segment_names = [program.segment_name(index) for index in range(program.num_segments)]
         self._engine.take_spans()
+        self._engine.take_steps()
         self._engine.record_spans(True)
 
     def stop_trace(self, writer: PartWriter) -> None:
         self._engine.record_spans(False)
-        spans = self._engine.take_spans()
-        write_native_trace(writer, self._segment_names, spans, steps_of_spans(spans))
+        write_native_trace(writer, self._segment_names, self._engine.take_spans(), self._engine.take_steps())
 
     @property
     def _model(self) -> tuple[ModelDescription, CausalLM, PackedFile]:

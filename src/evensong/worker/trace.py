@@ -35,6 +35,22 @@ def join_units(spans: Int64) -> Int64:
     return np.concatenate(columns, axis=1)
 
 
+def join_steps(steps: Int64) -> Int64:
+    """`steps` [n, 4] (id, begin and end in ns, rows), those that ran in several parts in one piece each.
+
+    What has no id (-1: probes, scores of prompts) is left out, unless nothing has one: then they are numbered.
+    """
+    if not len(steps):
+        return steps.reshape(-1, 4)
+    if (steps[:, 0] < 0).all():
+        return np.concatenate((np.arange(len(steps))[:, None], steps[:, 1:]), axis=1)
+    named = steps[steps[:, 0] >= 0]
+    first = np.concatenate(([0], np.flatnonzero(np.diff(named[:, 0])) + 1))
+    last = np.concatenate((first[1:], [len(named)])) - 1
+    rows = np.maximum.reduceat(named[:, 3], first)
+    return np.stack((named[first, 0], named[first, 1], named[last, 2], rows), axis=1)
+
+
 def write_native_trace(writer: PartWriter, names: Sequence[str], spans: Any, steps: Any) -> None:
     """`names` of the segments; `spans` as in `join_units`; `steps` [n, 4]: id, begin and end in ns, rows."""
     ops = join_units(spans)
@@ -43,20 +59,10 @@ def write_native_trace(writer: PartWriter, names: Sequence[str], spans: Any, ste
         writer.name_thread(_row(thread), f"thread {thread}")
     if len(spans) >= MOST_SPANS:
         writer.label("ops cut off: the profile took too long")
-    for step_id, begin, end, num_rows in steps.tolist():
+    for step_id, begin, end, num_rows in join_steps(steps).tolist():
         writer.step(step_id, begin, end, num_rows)
     for segment, thread, begin, end, units in ops.tolist():
         writer.span(OP, names[segment], _row(thread), begin, end, f'{{"segment":{segment},"units":{units}}}')
-
-
-def steps_of_spans(spans: Int64) -> Int64:
-    """Steps [n, 4] as the engine's spans show them, where it notes none itself: a step begins where segments do."""
-    if not len(spans):
-        return np.zeros((0, 4), dtype=np.int64)
-    ordered = spans[np.argsort(spans[:, _BEGIN], kind="stable")]
-    first = np.concatenate(([0], np.flatnonzero(np.diff(ordered[:, _SEGMENT]) < 0) + 1))
-    ends = np.maximum.reduceat(ordered[:, _END], first)
-    return np.stack((np.arange(len(first)), ordered[first, _BEGIN], ends, np.zeros(len(first), np.int64)), axis=1)
 
 
 def _row(thread: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from evensong.observe.chrome_trace import PartWriter
 from evensong.worker import trace
-from evensong.worker.trace import SAME_OP_NS, join_units, steps_of_spans, write_native_trace
+from evensong.worker.trace import SAME_OP_NS, join_steps, join_units, write_native_trace
 
 # segment, thread, begin, end
 SPANS = np.array(
@@ -38,9 +38,11 @@ def test_units_of_an_op_are_one_piece_unless_the_thread_waited() -> None:
     assert join_units(SPANS[:0]).shape == (0, 5)
 
 
-def test_a_step_begins_where_segments_do() -> None:
-    assert steps_of_spans(SPANS).tolist() == [[0, 1000, 9200, 0], [1, 20_000, 22_000, 0]]
-    assert steps_of_spans(SPANS[:0]).shape == (0, 4)
+def test_a_step_in_parts_is_one() -> None:
+    steps = np.array([[-1, 10, 20, 1], [4, 30, 40, 9], [4, 41, 45, 2], [-1, 46, 47, 3], [5, 50, 60, 9]])
+    assert join_steps(steps).tolist() == [[4, 30, 45, 9], [5, 50, 60, 9]]
+    assert join_steps(steps[:1]).tolist() == [[0, 10, 20, 1]]
+    assert join_steps(steps[:0]).shape == (0, 4)
 
 
 def test_threads_are_rows_and_steps_are_one(tmp_path: Path) -> None:
