@@ -156,9 +156,5 @@ class Device(ABC):
         """Every step moves the page forward, at least once for each layer."""
 
     @abstractmethod
-    def start_trace(self) -> None:
-        """Begins to note what runs when."""
-
-    @abstractmethod
-    def stop_trace(self, writer: PartWriter) -> None:
-        """Ends that and writes what was noted. Raises OSError."""
+    def start_trace(self) -> Callable[[PartWriter], None]:
+        """Begins to note what runs when. What is returned ends that and writes what was noted; it raises OSError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,6 @@ class NativeDevice(Device):
         self._last: tuple[Any, ...] = ()
         self._rows: Sequence[SamplingRow] = ()
         self._deferred: Any = None
-        self._segment_names: list[str] = []
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description = files.description
@@ -207,17 +206,19 @@ class NativeDevice(Device):
     def watch_progress(self, page: ProgressPage) -> None:
         self._engine.set_progress(np.frombuffer(page.words, dtype=np.uint64), TICKS_WORD, LAST_WORD)
 
-    def start_trace(self) -> None:
-        program = self._recording.program
+    def start_trace(self) -> Callable[[PartWriter], None]:
+        engine, program = self._engine, self._recording.program
         # Now, for at the end the weights may be asleep.
-        self._segment_names = [program.segment_name(index) for index in range(program.num_segments)]
-        self._engine.take_spans()
-        self._engine.take_steps()
-        self._engine.record_spans(True)
+        names = [program.segment_name(index) for index in range(program.num_segments)]
+        engine.take_spans()
+        engine.take_steps()
+        engine.record_spans(True)
 
-    def stop_trace(self, writer: PartWriter) -> None:
-        self._engine.record_spans(False)
-        write_native_trace(writer, self._segment_names, self._engine.take_spans(), self._engine.take_steps())
+        def stop(writer: PartWriter) -> None:
+            engine.record_spans(False)
+            write_native_trace(writer, names, engine.take_spans(), engine.take_steps())
+
+        return stop
 
     @property
     def _model(self) -> tuple[ModelDescription, CausalLM, PackedFile]:

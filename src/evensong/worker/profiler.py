@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from evensong.observe.chrome_trace import PartWriter, rank_process, rank_title
 from evensong.protocol.errors import ConfigError, RequestError
@@ -27,7 +29,17 @@ class Profiler:
         self._folder = None if folder is None else _usable(folder)
         self._device = device
         self._rank = rank
-        self._part: Path | None = None
+        self._running: tuple[Path, Callable[[PartWriter], None]] | None = None
+
+    def act(self, verb: Literal["start", "stop", "drop"], prefix: str | None = None) -> str | None:
+        """One of the verbs below; the path where it is `start`."""
+        if verb == "start":
+            return self.start(prefix)
+        if verb == "stop":
+            self.stop()
+        else:
+            self.drop()
+        return None
 
     def start(self, prefix: str | None = None) -> str:
         """Starts; the path of the part that `stop` writes.
@@ -36,22 +48,22 @@ class Profiler:
         """
         if self._folder is None:
             raise RequestError("profiling needs --torch-profiler-dir", status=CONFLICT)
-        if self._part is not None:
+        if self._running is not None:
             raise RequestError("the profiler runs already", status=CONFLICT)
         if prefix is not None and not _SAFE_PREFIX.fullmatch(prefix):
             raise RequestError("profile_prefix must be a plain name of at most 64 characters", param="profile_prefix")
-        self._device.start_trace()
-        self._part = self._folder / f"{prefix or DEFAULT_PREFIX}.{time.time_ns()}.rank{self._rank}.part"
-        return str(self._part)
+        part = self._folder / f"{prefix or DEFAULT_PREFIX}.{time.time_ns()}.rank{self._rank}.part"
+        self._running = part, self._device.start_trace()
+        return str(part)
 
     def stop(self) -> None:
         """Stops and writes the part. Raises RequestError: nothing runs, or it cannot be written (then none is left)."""
-        if self._part is None:
+        if self._running is None:
             raise RequestError("the profiler does not run", status=CONFLICT)
-        part, self._part = self._part, None
+        (part, write), self._running = self._running, None
         try:
             with PartWriter(part, rank_process(self._rank), rank_title(self._rank)) as writer:
-                self._device.stop_trace(writer)
+                write(writer)
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -59,10 +71,10 @@ class Profiler:
 
     def drop(self) -> None:
         """Stops, where it runs, and writes nothing."""
-        if self._part is not None:
-            self._part = None
+        if self._running is not None:
+            (_, write), self._running = self._running, None
             with PartWriter(os.devnull, rank_process(self._rank), rank_title(self._rank)) as nowhere:
-                self._device.stop_trace(nowhere)
+                write(nowhere)
 
 
 def _usable(folder: str) -> Path:

@@ -163,11 +163,9 @@ class TorchDevice(Device):
     def watch_progress(self, page: ProgressPage) -> None:
         self._caches = _Watched(list(self._caches), page.tick)
 
-    def start_trace(self) -> None:
+    def start_trace(self) -> Callable[[PartWriter], None]:
         self._trace.start(self.kind)
-
-    def stop_trace(self, writer: PartWriter) -> None:
-        self._trace.stop(writer)
+        return self._trace.stop
 
     def _logits_of(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float32:
         assert self._step is not None, "no step has run"

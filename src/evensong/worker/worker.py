@@ -59,7 +59,8 @@ class Worker:
         self._kv_cache = KVCacheConfig(0, config.cache.block_size)
         self._max_model_len = self._description.max_position_embeddings
         self._runner: Runner | None = None
-        self._profiler = Profiler(config.observability.torch_profiler_dir, self._device, self.get_rank())
+        # Called by name as well: starts, stops or drops this rank's part of a profile.
+        self.profile = Profiler(config.observability.torch_profiler_dir, self._device, self.get_rank()).act
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer keeps per token."""
@@ -139,18 +140,6 @@ class Worker:
             raise ConfigError("the model's files are not those that the engine started with")
         self._device.load(ModelFiles(self._source, self._description, lambda: self._digest), show=False)
         self._device.prepare(self._kv_cache, self._max_model_len, self._num_token_ids)
-
-    def start_profile(self, prefix: str | None = None) -> str:
-        """Starts this rank's profiler; the file that `stop_profile` writes. Raises RequestError where it cannot."""
-        return self._profiler.start(prefix)
-
-    def stop_profile(self) -> None:
-        """Writes this rank's part of the trace. Raises RequestError when no profiler runs, or it cannot be written."""
-        self._profiler.stop()
-
-    def drop_profile(self) -> None:
-        """Stops the profiler, where it runs, and writes nothing."""
-        self._profiler.drop()
 
     def _require_runner(self) -> Runner:
         assert self._runner is not None, "initialize_from_config comes first"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +22,11 @@ class Traced:
         self.on = False
         self.failure: OSError | None = None
 
-    def start_trace(self) -> None:
+    def start_trace(self) -> Callable[[PartWriter], None]:
         self.on = True
+        return self._stop
 
-    def stop_trace(self, writer: PartWriter) -> None:
+    def _stop(self, writer: PartWriter) -> None:
         self.on = False
         if self.failure is not None:
             raise self.failure

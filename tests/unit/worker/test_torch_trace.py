@@ -84,9 +84,9 @@ def test_flows_and_streams_of_a_device(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_torch_device_traces_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evensong.worker.worker.make_device", TorchDevice)
     worker = make_worker(write_tiny_llama(tmp_path / "model"), torch_profiler_dir=str(tmp_path / "traces"))
-    part = Path(worker.start_profile())
+    part = Path(worker.profile("start") or "")
     World(worker).run([Job("a", [3, 4, 5], SamplingParams(seed=1))], 2)
-    worker.stop_profile()
+    worker.profile("stop")
     steps = [event for event in events_of(part) if event.get("cat") == "step"]
     assert [step["args"]["num_tokens"] for step in steps] == [3, 1]
     ops = [event for event in events_of(part) if event.get("cat") == "cpu_op"]

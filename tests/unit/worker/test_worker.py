@@ -181,10 +181,10 @@ def test_other_files_do_not_wake_up(tmp_path: Path) -> None:
 
 def test_a_part_of_a_trace_is_written_where_a_folder_was_given(folder: Path, tmp_path: Path) -> None:
     worker = make_worker(folder, torch_profiler_dir=str(tmp_path / "traces"))
-    part = Path(worker.start_profile("mine"))
+    part = Path(worker.profile("start", "mine") or "")
     assert part.parent == tmp_path / "traces" and not part.exists()
     worker.measure_token_rate()
-    worker.stop_profile()
+    worker.profile("stop")
     events = json.loads(f"[{part.read_text()}]")
     assert {event["name"] for event in events} >= {"embedding", "rms_norm", "linear", "rope_kv", "attention"}
     (process,) = [event for event in events if event["name"] == "process_name"]

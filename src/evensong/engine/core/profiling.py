@@ -90,7 +90,7 @@ class Profiling:
         if self._parts:
             raise RequestError("the profiler runs already", status=CONFLICT)
         try:
-            parts = self._executor.collective_rpc("start_profile", args=(prefix,))
+            parts = self._executor.collective_rpc("profile", args=("start", prefix))
         except BaseException:
             self._drop()
             raise
@@ -108,7 +108,7 @@ class Profiling:
         stem = parts[0].name.rpartition(".rank")[0]
         own, trace = parts[0].with_name(f"{stem}.core.part"), parts[0].with_name(f"{stem}.pt.trace.json.gz")
         try:
-            self._executor.collective_rpc("stop_profile")
+            self._executor.collective_rpc("profile", args=("stop",))
             with PartWriter(own, CORE_PROCESS, TITLE) as writer:
                 self._spans.write(writer)
             merge_parts(trace, [own, *parts])
@@ -125,4 +125,4 @@ class Profiling:
     def _drop(self) -> None:
         # Where some ranks do what others cannot; a dead executor has told its reason already.
         with contextlib.suppress(Exception):
-            self._executor.collective_rpc("drop_profile")
+            self._executor.collective_rpc("profile", args=("drop",))
