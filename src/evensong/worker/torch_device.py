@@ -135,7 +135,7 @@ class TorchDevice(Device):
         if self._sampling is not None:
             (logits, rows), self._sampling = self._sampling, None
             results = sample_rows(logits, with_masks(rows, masks), self._num_token_ids)
-        self._trace.step_ends()
+        self._trace.step_goes_on()
         return results
 
     @torch.inference_mode()

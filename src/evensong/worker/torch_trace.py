@@ -25,12 +25,13 @@ _BASE = re.compile(r'"baseTimeNanoseconds":\s*(\d+)')
 
 
 class TorchTrace:
-    """Does nothing until `start`. Steps are what lies between `step_begins` and `step_ends`."""
+    """Does nothing until `start`."""
 
     def __init__(self) -> None:
         self._profiler: torch.profiler.profile | None = None
-        self._steps: list[tuple[int, int, int]] = []
-        self._begun: tuple[int, int] | None = None
+        self._listens = False
+        # Of each step: id, begin and end in ns, tokens.
+        self._steps: list[list[int]] = []
         # Torch's times are those of the wall clock.
         self._clock_offset = 0
 
@@ -39,39 +40,45 @@ class TorchTrace:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if kind == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._steps, self._begun = [], None
-        self._profiler = torch.profiler.profile(activities=activities)
+        self._profiler, self._listens, self._steps = torch.profiler.profile(activities=activities), True, []
         self._clock_offset = time.time_ns() - time.monotonic_ns()
         self._profiler.start()
 
-    def step_begins(self, num_tokens: int) -> None:
-        """A forward pass is about to start."""
-        if self._profiler is not None and len(self._steps) < MOST_STEPS:
-            self._begun = time.monotonic_ns(), num_tokens
+    def step_begins(self, num_tokens: int, step_id: int = -1) -> None:
+        """A forward pass is about to start; where it has no id, it is numbered."""
+        if not self._listens:
+            return
+        if len(self._steps) == MOST_STEPS:
+            self._end_listening()
+            return
+        now = time.monotonic_ns()
+        self._steps.append([step_id if step_id >= 0 else len(self._steps), now, now, num_tokens])
 
-    def step_ends(self) -> None:
-        """Its tokens are drawn."""
-        if self._profiler is not None and self._begun is not None:
-            (begin, num_tokens), self._begun = self._begun, None
-            self._steps.append((begin, time.monotonic_ns(), num_tokens))
-            if len(self._steps) == MOST_STEPS:
-                self._profiler.stop()
+    def step_goes_on(self) -> None:
+        """The step that began last has come this far."""
+        if self._listens and self._steps:
+            self._steps[-1][2] = time.monotonic_ns()
 
     def stop(self, writer: PartWriter) -> None:
         """Ends and writes. Raises OSError."""
         assert self._profiler is not None, "stop without start"
-        profiler, self._profiler = self._profiler, None
-        if len(self._steps) < MOST_STEPS:
-            profiler.stop()
+        if self._listens:
+            self._end_listening()
         else:
             writer.label(f"cut off after {MOST_STEPS} steps")
+        profiler, self._profiler = self._profiler, None
         writer.name_thread(STEPS_THREAD, "steps")
-        for number, (begin, end, num_tokens) in enumerate(self._steps):
-            writer.step(number, begin, end, num_tokens)
+        for step_id, begin, end, num_tokens in self._steps:
+            writer.step(step_id, begin, end, num_tokens)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "torch.json"
             profiler.export_chrome_trace(str(path))
             write_torch_events(writer, path, self._clock_offset)
+
+    def _end_listening(self) -> None:
+        assert self._profiler is not None
+        self._listens = False
+        self._profiler.stop()
 
 
 def write_torch_events(writer: PartWriter, path: Path, clock_offset: int) -> None:

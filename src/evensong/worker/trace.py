@@ -13,6 +13,8 @@ Int64 = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 # Between two units of one op a thread does nothing but take the next one. More is a wait, and stays visible.
 SAME_OP_NS = 5_000
+# Units that are joined at once, for their copies are several times as large as they are. An op may be cut there.
+AT_ONCE = 1 << 18
 # What the engine keeps (kMostSpans of native/src/engine.cpp).
 MOST_SPANS = 4_000_000
 _SEGMENT, _THREAD, _BEGIN, _END = range(4)
@@ -53,16 +55,16 @@ def join_steps(steps: Int64) -> Int64:
 
 def write_native_trace(writer: PartWriter, names: Sequence[str], spans: Any, steps: Any) -> None:
     """`names` of the segments; `spans` as in `join_units`; `steps` [n, 4]: id, begin and end in ns, rows."""
-    ops = join_units(spans)
     writer.name_thread(STEPS_THREAD, "steps")
-    for thread in np.unique(ops[:, _THREAD]).tolist():
+    for thread in np.unique(spans[:, _THREAD]).tolist():
         writer.name_thread(_row(thread), f"thread {thread}")
     if len(spans) >= MOST_SPANS:
         writer.label("ops cut off: the profile took too long")
     for step_id, begin, end, num_rows in join_steps(steps).tolist():
         writer.step(step_id, begin, end, num_rows)
-    for segment, thread, begin, end, units in ops.tolist():
-        writer.span(OP, names[segment], _row(thread), begin, end, f'{{"segment":{segment},"units":{units}}}')
+    for first in range(0, len(spans), AT_ONCE):
+        for segment, thread, begin, end, units in join_units(spans[first : first + AT_ONCE]).tolist():
+            writer.span(OP, names[segment], _row(thread), begin, end, f'{{"segment":{segment},"units":{units}}}')
 
 
 def _row(thread: int) -> int:

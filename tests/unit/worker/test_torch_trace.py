@@ -27,18 +27,18 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 def test_torch_ops_lie_within_their_step_on_the_monotonic_clock(tmp_path: Path) -> None:
     trace, a = TorchTrace(), torch.ones(8, 8)
     trace.step_begins(3)  # nobody listens
-    trace.step_ends()
+    trace.step_goes_on()
     trace.start("cpu")
     begin = time.monotonic_ns()
-    trace.step_begins(5)
+    trace.step_begins(5, 17)
     torch.matmul(a, a)
-    trace.step_ends()
+    trace.step_goes_on()
     end = time.monotonic_ns()
     with PartWriter(tmp_path / "part", 2, "worker-0.1") as writer:
         trace.stop(writer)
     events = events_of(tmp_path / "part")
     (step,) = [event for event in events if event.get("cat") == "step"]
-    assert step["args"] == {"step_id": 0, "num_tokens": 5}
+    assert step["args"] == {"step_id": 17, "num_tokens": 5}
     assert begin / 1e3 <= step["ts"] + 1e-3 and step["ts"] + step["dur"] <= end / 1e3 + 1e-3
     (op,) = [event for event in events if event["name"] == "aten::mm"]
     # Torch's clock is calibrated now and then: a millisecond of difference shows that it is the same one.
@@ -53,7 +53,7 @@ def test_it_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(4):
         trace.step_begins(1)
         torch.zeros(3).exp()
-        trace.step_ends()
+        trace.step_goes_on()
     with PartWriter(tmp_path / "part", 1, "worker-0.0") as writer:
         trace.stop(writer)
     events = events_of(tmp_path / "part")

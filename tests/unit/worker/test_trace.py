@@ -65,6 +65,16 @@ def test_threads_are_rows_and_steps_are_one(tmp_path: Path) -> None:
     assert len(spans) == 1 + 6 and not any(event["name"] == "process_labels" for event in events)
 
 
+def test_units_are_joined_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "AT_ONCE", 2)
+    spans = np.array([[0, 0, first, first + 10] for first in range(0, 50, 10)])
+    with PartWriter(tmp_path / "part", 1, "worker-0.0") as writer:
+        write_native_trace(writer, ["linear"], spans, np.zeros((0, 4), np.int64))
+    events = [event for event in json.loads(f"[{(tmp_path / 'part').read_text()}]") if event["ph"] == "X"]
+    assert [event["args"]["units"] for event in events] == [2, 2, 1]
+    assert sum(event["dur"] for event in events) == pytest.approx(0.05)
+
+
 def test_a_trace_that_is_cut_off_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST_SPANS", len(SPANS))
     with PartWriter(tmp_path / "part", 1, "worker-0.0") as writer:
