@@ -64,14 +64,12 @@ def measure(device: Any, batch: Batch, rows: list[SamplingRow], repeats: int) ->
     times = []
     for _ in range(repeats + 2):
         start = time.perf_counter()
-        device.start(batch, rows)
-        device.finish()
+        device.start(batch, rows).wait()
         times.append(1e3 * (time.perf_counter() - start))
     engine, program = device._engine, device._recording.program
     engine.take_spans()
     engine.record_spans(True)
-    device.start(batch, rows)
-    device.finish()
+    device.start(batch, rows).wait()
     engine.record_spans(False)
     ops: collections.Counter[str] = collections.Counter()
     for segment, _, begin, end in engine.take_spans().tolist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from evensong.protocol.request import EngineCoreRequest
@@ -20,7 +21,9 @@ Windows = tuple[int | None, ...]
 class Job:
     source: EngineCoreRequest
     tokens: list[int]
-    computed: int = 0
+    computed: int = 0  # those of planned steps too
+    unknown: int = 0  # tokens that planned steps sample
+    sampled_in: int = 0  # the last of those
     published: int = 0
     patience: int = 0
     scored: int = 0
@@ -34,21 +37,46 @@ class Job:
     displaced: tuple[int, int] | None = None  # in which step, with how many tokens
 
     @property
+    def made(self) -> int:
+        """Tokens of output."""
+        return len(self.tokens) - len(self.source.prompt_token_ids)
+
+    @property
     def to_score(self) -> int:
         """Prompt tokens whose log-probabilities are asked for."""
         return 0 if self.source.params.prompt_logprobs is None else len(self.source.prompt_token_ids) - 1
 
     def ends(self, max_model_len: int) -> bool:
-        params, made = self.source.params, len(self.tokens) - len(self.source.prompt_token_ids)
+        params, made = self.source.params, self.made
         stops = set(params.stop_token_ids or []) | (set() if params.ignore_eos else set(self.source.eos_token_ids))
         stopped = made >= params.min_tokens and self.tokens[-1] in stops
         return stopped or made == params.max_tokens or len(self.tokens) >= max_model_len
 
 
+@dataclass
+class Part:
+    """Of a planned step: what it computes of one job, and whether it samples its next token."""
+
+    job: Job
+    count: int
+    end: int
+    samples: bool
+    starts: bool
+
+
 class NaiveScheduler:
     def __init__(
-        self, limits: SchedulerLimits, num_blocks: int, block_size: int, caching: bool, windows: Windows = (None,)
+        self,
+        limits: SchedulerLimits,
+        num_blocks: int,
+        block_size: int,
+        caching: bool,
+        windows: Windows = (None,),
+        stages: int = 1,
+        ahead: bool = False,
     ) -> None:
+        self.stages, self.ahead = stages, ahead
+        self.flight: deque[tuple[int, list[Part]]] = deque()
         self.limits, self.size, self.caching, self.windows = limits, block_size, caching, windows
         self.longest_chunk = limits.max_num_batched_tokens
         self.free, self.refs = list(range(num_blocks)), [0] * num_blocks
@@ -77,6 +105,8 @@ class NaiveScheduler:
         self.started = set()
         self.step += 1
         self.left = self.limits.max_num_batched_tokens
+        # Of those that decode each step takes its part.
+        self.seats = -(-len(self.running) // self.stages)
         for job in self.running:
             self._give_back(job)
         order, self.turn = self.running[self.turn :] + self.running[: self.turn], 0
@@ -94,30 +124,61 @@ class NaiveScheduler:
             late = []
         self.paused = self.step if late else self.paused
         now = [(job, k if unequal else 0) for job, k in zip(order, keep, strict=True) if job not in late]
-        preempted = self._serve(now, plan)
-        if not preempted:
+        crowded = self._serve(now, plan)
+        if not crowded:
             self._fill(plan)
         if late and not self.started:
             self._serve([(job, 0) for job in late], plan)
+        if plan:
+            self._depart(plan)
+        else:
+            self.step -= 1
         return plan
 
     def _serve(self, order: list[tuple[Job, int]], plan: dict[str, int]) -> bool:
-        preempted = False
+        crowded = False
         for job, keep in order:
-            if job not in self.running:
+            if job not in self.running or (wanted := self._wanted(job)) == 0:
                 continue
             left = min(max(self.left - keep, 1), self.left)
-            count = self._share(len(job.tokens) - job.computed, left)
+            count = self._share(wanted, left)
             if count == 0:
                 self.turn = self.running.index(job)
                 break
-            while job in self.running and not self._grow(job, job.computed + count):
-                preempted, least = True, max(other.urgency for other in self.running)
+            fits = self._grow(job, job.computed + count)
+            crowded |= not fits
+            while job in self.running and not fits and not job.unknown:
+                least = max(other.urgency for other in self.running)
                 self._preempt([other for other in self.running if other.urgency == least][-1], plan)
-            if job in self.running:
+                fits = job in self.running and self._grow(job, job.computed + count)
+            if fits:
                 plan[job.source.request_id] = count
                 self.left -= count
-        return preempted
+                self.seats -= job.computed >= len(job.source.prompt_token_ids)
+        return crowded
+
+    def _wanted(self, job: Job) -> int:
+        """Tokens that a job could compute: those known, or the one that is sampled right now."""
+        if job.computed >= len(job.source.prompt_token_ids) and self.seats == 0:
+            return 0
+        if job.computed < len(job.tokens):
+            return len(job.tokens) - job.computed
+        last = job.made + 1 == max(job.source.params.max_tokens or 0, 1) or (
+            len(job.tokens) + 1 >= self.limits.max_model_len
+        )
+        old = self.step - job.sampled_in >= self.stages
+        return int(self.ahead and job.unknown == 1 and old and not last)
+
+    def _depart(self, plan: dict[str, int]) -> None:
+        parts = []
+        for request_id, count in plan.items():
+            (job,) = [job for job in self.running if job.source.request_id == request_id]
+            job.computed += count
+            samples = job.computed == len(job.tokens) + job.unknown
+            if samples:
+                job.unknown, job.sampled_in = job.unknown + 1, self.step
+            parts.append(Part(job, count, job.computed, samples, request_id in self.started))
+        self.flight.append((self.step, parts))
 
     def _fill(self, plan: dict[str, int]) -> None:
         aged = self._aged()
@@ -203,7 +264,7 @@ class NaiveScheduler:
     def _preempt(self, victim: Job, plan: dict[str, int]) -> None:
         self.left += plan.pop(victim.source.request_id, 0)
         self._stop(victim)
-        victim.computed = victim.patience = 0
+        victim.computed = victim.patience = victim.unknown = 0
         self.num_preempted += 1
         victim.place, victim.since = -self.num_preempted, self.step
         self._queue(victim)
@@ -212,30 +273,29 @@ class NaiveScheduler:
         self.waiting.append(job)
         self.waiting.sort(key=lambda one: (one.urgency, one.place))
 
-    def update(self, plan: dict[str, int]) -> dict[str, int]:
-        """Applies a step; the new token of each request that got one."""
-        jobs = {j.source.request_id: j for j in self.running if j.source.request_id in plan}
-        for request_id, job in jobs.items():
-            job.computed += plan[request_id]
-            job.scored = max(job.scored, min(job.computed, job.to_score))
+    def update(self) -> dict[str, int]:
+        """Applies the oldest step in flight; the new token of each request that got one."""
+        step, parts = self.flight.popleft()
+        parts = [part for part in parts if part.job in self.running and part.job.first_step <= step]
+        for part in parts:
+            part.job.scored = max(part.job.scored, min(part.end, part.job.to_score))
         # Of two blocks with one content the first shown stays: those of requests that start come first.
-        for request_id in sorted(jobs, key=lambda one: (one not in self.started, list(plan).index(one))):
-            job = jobs[request_id]
-            while self.caching and (job.published + 1) * self.size <= job.computed:
+        for part in sorted(parts, key=lambda one: not one.starts):
+            job = part.job
+            while self.caching and (job.published + 1) * self.size <= part.end:
                 for group in range(len(self.windows)):
                     block = job.table[job.published * len(self.windows) + group]
                     prefix = self._prefix(job, job.published + 1, group)
-                    if block not in self.content and prefix not in self.content.values():
+                    if block >= 0 and block not in self.content and prefix not in self.content.values():
                         self.content[block] = prefix
                 job.published += 1
         sampled: dict[str, int] = {}
-        for request_id in plan:
-            if request_id in jobs and jobs[request_id].computed == len(jobs[request_id].tokens):
-                job = jobs[request_id]
-                sampled[request_id] = scripted_token(job.tokens)
-                job.tokens.append(sampled[request_id])
-                if job.ends(self.limits.max_model_len):
-                    self._stop(job)
+        for job in (part.job for part in parts if part.samples):
+            sampled[job.source.request_id] = scripted_token(job.tokens)
+            job.tokens.append(sampled[job.source.request_id])
+            job.unknown -= 1
+            if job.ends(self.limits.max_model_len):
+                self._stop(job)
         return sampled
 
     def _share(self, wanted: int, left: int) -> int:

@@ -13,8 +13,8 @@ class PagedExecutor(FakeExecutor):
         super().__init__(**settings)  # type: ignore[arg-type]
         self.places: dict[int, int] = {}
 
-    def copy_block(self, source: int, target: int) -> None:
-        super().copy_block(source, target)
+    def _copy_block(self, source: int, target: int) -> None:
+        super()._copy_block(source, target)
         assert self.kv_cache is not None
         size = self.kv_cache.block_size
         for offset in range(size):

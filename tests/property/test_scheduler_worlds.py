@@ -112,6 +112,8 @@ def play(world: World, operations: list[Operation]) -> None:
     world.finish()
 
 
+# Stages, and whether a step is planned ahead.
+PIPELINES = st.sampled_from([(1, False), (1, True), (1, True), (2, False), (2, True), (3, True)])
 WINDOWS = st.sampled_from([(None,), (None,), (1,), (7,), (None, 5), (3, None, 3), (None, 4, 9, 4), (2, 6)])
 
 
@@ -124,6 +126,7 @@ WINDOWS = st.sampled_from([(None,), (None,), (1,), (7,), (None, 5), (3, None, 3)
     WINDOWS,
     # Steps until age counts, and between two displacements: as they are, or so few that a small world gets there.
     st.sampled_from([(64, 64), (3, 2), (2, 9)]),
+    PIPELINES,
     OPERATIONS,
 )
 def test_any_world_agrees_with_the_naive_model_and_with_solo_runs(
@@ -133,28 +136,32 @@ def test_any_world_agrees_with_the_naive_model_and_with_solo_runs(
     caching: bool,
     windows: Windows,
     patience: tuple[int, int],
+    pipeline: tuple[int, bool],
     operations: list[Operation],
 ) -> None:
     with (
         mock.patch.object(queue, "AGE_STEPS", patience[0]),
         mock.patch.object(policy, "STEPS_BETWEEN_DISPLACEMENTS", patience[1]),
     ):
-        world = World(limits, num_blocks * len(windows), block_size, caching=caching, windows=windows)
+        size, (stages, ahead) = num_blocks * len(windows), pipeline
+        world = World(limits, size, block_size, caching=caching, windows=windows, stages=stages, ahead=ahead)
         try:
             play(world, operations)
         finally:
             world.close()
 
 
+@pytest.mark.parametrize(("stages", "ahead"), [(1, False), (1, True), (2, True)])
 @pytest.mark.parametrize("windows", [(None,), (5,), (None, 6), (9, None, 9), (3, None, 12, 3)], ids=str)
-def test_crowded_worlds(windows: Windows) -> None:
+def test_crowded_worlds(windows: Windows, stages: int, ahead: bool) -> None:
     """Requests that come while others run, on prefixes that half of them share, in a pool that is too small for all."""
-    preemptions = hits = 0
+    preemptions = hits = planned_ahead = 0
     for seed in range(12):
         rng = random.Random(seed)
         limits = SchedulerLimits(max_num_seqs=5, max_num_batched_tokens=rng.choice([3, 8, 20]), max_model_len=60)
         layout = KVLayout(rng.choice([2, 4]), windows, limits.max_num_batched_tokens)
-        world = World(limits, layout.peak_blocks(59) + rng.randrange(3), layout.block_size, windows=windows)
+        num_blocks = layout.peak_blocks(59) + rng.randrange(3)
+        world = World(limits, num_blocks, layout.block_size, windows=windows, stages=stages, ahead=ahead)
         operations: list[Operation] = []
         for _ in range(30):
             kind = {"family": rng.randrange(2), "length": rng.randint(1, 35), "own": rng.randrange(3), "client": 0}
@@ -169,7 +176,9 @@ def test_crowded_worlds(windows: Windows) -> None:
             world.close()
         preemptions += world.stats.num_preemptions
         hits += world.stats.prefix_cache_hits
-    assert preemptions > 10 and hits > 500
+        planned_ahead += world.num_planned_ahead
+    assert (planned_ahead > 500) is ahead
+    assert preemptions > 10 and hits > 100
 
 
 def test_the_worlds_reach_what_they_are_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from unittest import mock
 
 import pytest
@@ -13,7 +14,9 @@ from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup
 from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
+from evensong.protocol.step import ModelOutput, SchedulerOutput
 from evensong.scheduler import policy, queue
+from evensong.scheduler.ahead import make_ahead
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import Scheduler
 from tests.property.naive_scheduler import Windows
@@ -26,7 +29,7 @@ MAX_MODEL_LEN = 60
 class Siblings:
     """A scheduler with its executor, and everything that it answered."""
 
-    def __init__(self, rng: random.Random, windows: Windows) -> None:
+    def __init__(self, rng: random.Random, windows: Windows, stages: int, ahead: bool) -> None:
         limits = SchedulerLimits(
             max_num_seqs=rng.choice([2, 5, 9]),
             max_num_batched_tokens=rng.choice([3, 8, 20, 60]),
@@ -43,8 +46,10 @@ class Siblings:
             windows=windows,
             max_step_tokens=limits.max_num_batched_tokens,
         )
-        self.scheduler = Scheduler(limits, kv_cache, check=True)
-        self.executor = PagedExecutor()
+        rules = make_ahead(stages, stages + ahead, limits.max_model_len)
+        self.scheduler = Scheduler(limits, kv_cache, ahead=rules, check=True)
+        self.executor = PagedExecutor(num_stages=stages, steps_ahead=int(ahead))
+        self.in_flight: deque[tuple[SchedulerOutput, ModelOutput]] = deque()
         groups = tuple(LayerGroup(window) for window in windows)
         self.executor.initialize_from_config(KVCacheConfig(num_blocks, layout.block_size, groups), limits.max_model_len)
         self.sources: dict[str, EngineCoreRequest] = {}
@@ -70,14 +75,21 @@ class Siblings:
             self.scheduler.add_request(source)
 
     def step(self, abort: str | None = None) -> None:
-        """One step; `abort` goes between the forward pass and the update."""
-        plan = self.scheduler.schedule()
-        assert plan.num_scheduled_tokens, "a step that does nothing"
-        self.num_copies += len(plan.block_copies)
-        self.executor._execute(plan)
-        output = self.executor._sample()
+        """Plans while there is room, and applies one step; `abort` goes just before that."""
+        while len(self.in_flight) < self.executor.max_concurrent_batches:
+            plan = self.scheduler.schedule()
+            if not plan.num_scheduled_tokens:
+                break
+            self.num_copies += len(plan.block_copies)
+            self.executor.pipeline.begin(plan)
+            self.executor._execute(plan)
+            self.executor.pipeline.sample()
+            self.in_flight.append((plan, self.executor._sample()))
+        assert self.in_flight, "a step that does nothing"
         if abort is not None:
             self._record(self.scheduler.finish_requests([abort], FinishReason.ABORT))
+        plan, output = self.in_flight.popleft()
+        self.executor.pipeline.take()
         self._record(self.scheduler.update_from_output(plan, output))
 
     def _record(self, outputs: dict[int, list[EngineCoreOutput]]) -> None:
@@ -89,13 +101,14 @@ class Siblings:
                     self.finished[one.request_id] = one.finish_reason
 
 
+@pytest.mark.parametrize(("stages", "ahead"), [(1, False), (1, True), (2, True)])
 @pytest.mark.parametrize("windows", [(None,), (5,), (None, 6), (1, None, 9), (3, 3)], ids=str)
-def test_every_choice_gets_what_it_gets_alone(windows: Windows) -> None:
+def test_every_choice_gets_what_it_gets_alone(windows: Windows, stages: int, ahead: bool) -> None:
     copies = preemptions = 0
     with mock.patch.object(queue, "AGE_STEPS", 5), mock.patch.object(policy, "STEPS_BETWEEN_DISPLACEMENTS", 3):
         for seed in range(30):
             rng = random.Random(seed)
-            world = Siblings(rng, windows)
+            world = Siblings(rng, windows, stages, ahead)
             try:
                 for number in range(12):
                     world.add(rng, number)
@@ -104,7 +117,7 @@ def test_every_choice_gets_what_it_gets_alone(windows: Windows) -> None:
                             living = sorted(world.scheduler.requests)
                             world.step(rng.choice(living) if rng.random() < 0.1 else None)
                 for _ in range(5000):
-                    if not world.scheduler.has_requests():
+                    if not world.scheduler.has_requests() and not world.in_flight:
                         break
                     world.step()
                 for name, source in world.sources.items():

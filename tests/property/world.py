@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 
 from evensong.kvcache.manager import KVCacheManager
 from evensong.protocol.errors import RequestError
@@ -10,7 +11,9 @@ from evensong.protocol.kv_spec import KVCacheConfig, LayerGroup
 from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
+from evensong.protocol.step import ModelOutput, SchedulerOutput
 from evensong.scheduler import policy
+from evensong.scheduler.ahead import make_ahead
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.scheduler import Scheduler
 from evensong.testing.fake_executor import scripted_token
@@ -38,6 +41,8 @@ class World:
         *,
         caching: bool = True,
         windows: Windows = (None,),
+        stages: int = 1,
+        ahead: bool = False,
     ) -> None:
         self.limits = limits
         kv_cache = KVCacheManager(
@@ -48,9 +53,10 @@ class World:
             windows=windows,
             max_step_tokens=limits.max_num_batched_tokens,
         )
-        self.scheduler = Scheduler(limits, kv_cache, check=True)
-        self.naive = NaiveScheduler(limits, num_blocks, block_size, caching, windows)
-        self.executor = PagedExecutor()
+        rules = make_ahead(stages, stages + ahead, limits.max_model_len)
+        self.scheduler = Scheduler(limits, kv_cache, ahead=rules, check=True)
+        self.naive = NaiveScheduler(limits, num_blocks, block_size, caching, windows, stages, ahead)
+        self.executor = PagedExecutor(num_stages=stages, steps_ahead=int(ahead))
         groups = tuple(LayerGroup(window) for window in windows)
         self.executor.initialize_from_config(KVCacheConfig(num_blocks, block_size, groups), limits.max_model_len)
         self.sources: dict[str, EngineCoreRequest] = {}
@@ -58,7 +64,8 @@ class World:
         self.scored: dict[str, list[int]] = {}
         self.finished: dict[str, FinishReason] = {}
         self.stats = SchedulerStats()
-        self.num_steps = 0
+        self.in_flight: deque[tuple[SchedulerOutput, ModelOutput]] = deque()
+        self.num_steps = self.num_planned_ahead = 0
         self.num_displacements = 0
         self.num_turns_by_age = 0
         self._displaced: dict[str, int] = {}
@@ -84,25 +91,42 @@ class World:
         self.compare()
 
     def step(self, abort_meanwhile: str | None = None) -> None:
-        """One step; `abort_meanwhile` is aborted between the forward pass and the update."""
+        """Plans while there is room, and applies one step; `abort_meanwhile` is aborted just before that."""
         self.num_steps += 1
+        while len(self.in_flight) < self.executor.max_concurrent_batches and self._plan():
+            pass
+        if abort_meanwhile is not None:
+            self._record(self.scheduler.finish_requests([abort_meanwhile], FinishReason.ABORT))
+            self.naive.remove(abort_meanwhile)
+        if self.in_flight:
+            self._apply()
+        self.compare()
+
+    def _plan(self) -> bool:
+        """Plans and runs a step; False where there is nothing to plan."""
         expected = self.naive.plan()
         plan = self.scheduler.schedule()
         assert list(plan.num_scheduled_tokens.items()) == list(expected.items())
         assert plan.total_num_scheduled_tokens <= self.limits.max_num_batched_tokens
-        assert plan.num_scheduled_tokens or not self.scheduler.has_requests(), "a step that does nothing"
-        self._watch_displacements()
+        self._watch_displacements(plan.step_id)
+        if not plan.num_scheduled_tokens:
+            assert self.in_flight or not self.scheduler.has_requests(), "a step that does nothing"
+            return False
+        self.num_planned_ahead += any(self.scheduler.requests[name].num_unknown_tokens == 2 for name in expected)
+        self.executor.pipeline.begin(plan)
         self.executor._execute(plan)
-        output = self.executor._sample()
-        if abort_meanwhile is not None:
-            self._record(self.scheduler.finish_requests([abort_meanwhile], FinishReason.ABORT))
-            self.naive.remove(abort_meanwhile)
+        self.executor.pipeline.sample()
+        self.in_flight.append((plan, self.executor._sample()))
+        return True
+
+    def _apply(self) -> None:
+        plan, output = self.in_flight.popleft()
+        self.executor.pipeline.take()
         before = {request_id: len(tokens) for request_id, tokens in self.tokens.items()}
         self._record(self.scheduler.update_from_output(plan, output))
-        sampled = self.naive.update(expected)
+        sampled = self.naive.update()
         for request_id, tokens in self.tokens.items():
             assert tokens[before[request_id] :] == ([sampled[request_id]] if request_id in sampled else [])
-        self.compare()
 
     def set_budget(self, max_num_batched_tokens: int) -> None:
         """From the next step on a step holds this many tokens, but no more than windows count with, in both."""
@@ -123,7 +147,7 @@ class World:
 
     def finish(self, max_steps: int = 5000) -> None:
         """Steps until nothing is left; every request that was not aborted has its solo tokens."""
-        while self.scheduler.has_requests():
+        while self.scheduler.has_requests() or self.in_flight:
             self.step()
             assert self.num_steps < max_steps, "livelock"
         for request_id, source in self.sources.items():
@@ -156,20 +180,20 @@ class World:
                 if output.finish_reason is not None:
                     self.finished[output.request_id] = output.finish_reason
 
-    def _watch_displacements(self) -> None:
+    def _watch_displacements(self, step_id: int) -> None:
         """No request is displaced twice in so many steps, and none for one that is not more urgent."""
         for request in self.scheduler.waiting:
-            if request.rank.displaced_step == self.num_steps:
+            if request.rank.displaced_step == step_id:
                 before = self._displaced.get(request.request_id)
-                assert before is None or self.num_steps - before >= policy.STEPS_BETWEEN_DISPLACEMENTS
-                self._displaced[request.request_id] = self.num_steps
+                assert before is None or step_id - before >= policy.STEPS_BETWEEN_DISPLACEMENTS
+                self._displaced[request.request_id] = step_id
                 self.num_displacements += 1
                 assert any(
-                    other.first_step_id == self.num_steps and other.rank.priority < request.rank.urgency
+                    other.first_step_id == step_id and other.rank.priority < request.rank.urgency
                     for other in self.scheduler.running
                 )
         for request in self.scheduler.running:
-            if request.first_step_id == self.num_steps:
+            if request.first_step_id == step_id:
                 self.num_turns_by_age += request.rank.urgency != request.rank.priority
 
     def _state(self) -> object:

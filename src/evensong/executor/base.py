@@ -17,7 +17,10 @@ FailureCallback = Callable[[str], None]
 class Executor(ABC):
     """Runs the same verbs on every rank. Construction starts the workers and loads the weights.
 
-    Every step calls `execute_model` and then `sample_tokens`, once each, in this order; neither blocks.
+    Every step calls `execute_model` and then `sample_tokens`, once each, in this order, before the next step does;
+    neither waits for the step. So up to `max_concurrent_batches` steps are in flight, whose results are asked for in
+    order. Steps run in order too: a plan may name tokens that a step before it samples, without knowing them. When a
+    step fails, the futures of all that are in flight do.
     """
 
     @abstractmethod
@@ -50,7 +53,7 @@ class Executor(ABC):
 
     @abstractmethod
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelOutput]:
-        """Samples after the forward pass that was started last."""
+        """Samples after the forward pass that was started last. None where no row has a mask."""
 
     @abstractmethod
     def use_idle_time(self) -> bool:
@@ -77,5 +80,5 @@ class Executor(ABC):
 
     @property
     def max_concurrent_batches(self) -> int:
-        """Batches that may be in flight at once."""
+        """Steps that may be in flight at once: one for each pipeline stage, and one more to plan a step ahead."""
         return 1

@@ -1,9 +1,10 @@
 """UniProcExecutor: the one worker runs inside the core's process, in a thread of its own.
 
-The thread exists so that `execute_model` returns at once: the core computes bitmasks and its IO threads work while the
-model runs (torch frees the GIL). A worker whose steps run elsewhere anyway, as those of the native engine do, is called
-from the core's thread: each hop between threads costs a step some 50 us. The worker class is loaded by name, so that
-torch arrives only where it computes.
+The thread exists so that `execute_model` returns at once: the core plans the next step, computes bitmasks and its IO
+threads work while the model runs (torch frees the GIL); steps that are handed in early wait in the thread's queue. A
+worker whose steps run elsewhere anyway, as those of the native engine do, is called from the core's thread: each hop
+between threads costs a step some 50 us. The worker class is loaded by name, so that torch arrives only where it
+computes.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class UniProcExecutor(Executor):
             self._thread.shutdown(wait=False)
             raise
         self._steps_here = bool(getattr(self._worker, "steps_run_elsewhere", False))
+        self._num_batches = 1 + config.scheduler.async_scheduling
 
     def _run(self, call: Callable[[], Any]) -> Any:
         return self._thread.submit(call).result()
@@ -95,6 +97,10 @@ class UniProcExecutor(Executor):
         parts: dict[str, str] = self._run(self._worker.describe)
         return parts
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        return self._num_batches
+
     def execute_model(self, plan: SchedulerOutput) -> Future[None]:
         if not self._steps_here:
             return self._thread.submit(self._worker.execute_model, plan)
@@ -106,8 +112,20 @@ class UniProcExecutor(Executor):
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelOutput]:
         if not self._steps_here:
-            return self._thread.submit(self._worker.sample_tokens, bitmask)
-        return _WhenAsked(lambda: self._worker.sample_tokens(bitmask))
+            return self._thread.submit(self._sampled, bitmask)
+        # Handed in at once too; whoever asks first waits for the step, in that thread.
+        try:
+            self._worker.sample_tokens(bitmask)
+        except Exception as error:
+            failed: Future[ModelOutput] = Future()
+            failed.set_exception(error)
+            return failed
+        return _WhenAsked(self._worker.take_output)
+
+    def _sampled(self, bitmask: GrammarBitmask | None) -> ModelOutput:
+        self._worker.sample_tokens(bitmask)
+        output: ModelOutput = self._worker.take_output()
+        return output
 
     def use_idle_time(self) -> bool:
         return bool(self._run(self._worker.use_idle_time))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from evensong.distributed.split import Share, Span
 from evensong.sources.model_description import Activation, Rope
 
 Value = Any
@@ -20,8 +21,12 @@ Weight = Any
 Norm = Any
 
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
-# (name, expected shape) -> float32 array; raises ConfigError for what is missing or mis-shaped.
-ReadTensor = Callable[[str, tuple[int, ...]], Float32]
+# Which indices of each dimension of a tensor are meant; their totals are its whole shape.
+Spans = tuple[Span, ...]
+# (name, what of it) -> float32 array; raises ConfigError for what is missing or has another whole shape.
+ReadTensor = Callable[[str, Spans], Float32]
+# What a rank has of a dimension; a number: all of it.
+Extent = int | Span
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,15 @@ class Ops(ABC):
 
     @abstractmethod
     def embed(self, table: Weight, scale: float) -> Value:
-        """The residual stream of the step's tokens: rows of the table, times `scale`."""
+        """The residual stream of the step's tokens: rows of the table, times `scale`; from all parts of the table."""
+
+    @abstractmethod
+    def receive(self, width: int) -> Value:
+        """The residual stream [num_tokens, width] as the stage before this one left it."""
+
+    @abstractmethod
+    def send(self, x: Value) -> None:
+        """Hands the residual stream to the next stage."""
 
     @abstractmethod
     def norm(self, x: Value, weight: Norm, eps: float) -> Value:
@@ -58,11 +71,11 @@ class Ops(ABC):
 
     @abstractmethod
     def linear(self, weight: Weight, h: Value) -> Value:
-        """h W^T + b."""
+        """h W^T + b. A weight that holds some of its inputs gives a part; all parts are added up in rank order."""
 
     @abstractmethod
     def add_linear(self, x: Value, weight: Weight, h: Value) -> Value:
-        """x += h W^T + b; returns x."""
+        """x += h W^T + b, added up as in `linear` first; returns x."""
 
     @abstractmethod
     def add_norm(self, x: Value, y: Value, weight: Norm, eps: float) -> Value:
@@ -78,7 +91,7 @@ class Ops(ABC):
 
     @abstractmethod
     def head(self, x: Value, norm: Norm, eps: float, weight: Weight) -> Value:
-        """Float32 logits of the rows that are asked for."""
+        """Float32 logits of the rows that are asked for, those of all parts of the vocabulary."""
 
     def tap(self, name: str, x: Value) -> None:
         """Names a value that whoever watches may copy; nothing is done where nobody does."""
@@ -88,15 +101,24 @@ class Ops(ABC):
 class Builder(ABC):
     """Hands out a checkpoint's tensors as the backend's weights; what a model file declares its layers with.
 
-    Every method raises ConfigError for tensors that are missing or have another shape.
+    `share` says what this rank holds: a model declares its tensors whole, and which spans of them it takes. Every
+    method raises ConfigError for tensors that are missing or have another whole shape.
     """
 
-    @abstractmethod
-    def linear(self, parts: Mapping[str, int], in_features: int, *, bias: bool = False, gated: bool = False) -> Weight:
-        """One product for several projections of the same input: name -> output size, stacked in order.
+    def __init__(self, share: Share) -> None:
+        self.share = share
 
-        `gated`: the stack is a gate and what it gates, and goes to `Ops.gated`.
+    @abstractmethod
+    def linear(self, parts: Mapping[str, Extent], inputs: Extent, *, bias: bool = False, gated: bool = False) -> Weight:
+        """One product for several projections of the same input: name -> outputs, stacked in order.
+
+        `gated`: the stack is a gate and what it gates, and goes to `Ops.gated`. A product over some of its inputs gives
+        a part of the sum, to which the first part alone adds the bias.
         """
+
+    def adds_bias(self, inputs: Extent) -> bool:
+        """Whether a product over these inputs is one that adds the bias here."""
+        return span_of(inputs).is_whole or self.share.part == 0
 
     @abstractmethod
     def norm(self, name: str, size: int, offset: float = 0.0) -> Norm:
@@ -107,9 +129,24 @@ class Builder(ABC):
         """Norm weights of heads: name -> number of heads that share it, in order."""
 
     @abstractmethod
-    def table(self, name: str, rows: int, width: int) -> Weight:
-        """An embedding table."""
+    def table(self, name: str, rows: Extent, width: int) -> Weight:
+        """An embedding table, or some of its rows."""
 
     @abstractmethod
     def head(self, table: Weight) -> Weight:
         """The output head that shares an embedding table's values."""
+
+
+def span_of(extent: Extent) -> Span:
+    """The span that an extent means."""
+    return extent if isinstance(extent, Span) else Span.whole(extent)
+
+
+def linear_spans(parts: Mapping[str, Extent], inputs: Extent) -> list[tuple[str, Spans]]:
+    """The weights of a product over several projections: name, and what of the tensor [outputs, inputs]."""
+    return [(f"{name}.weight", (span_of(outputs), span_of(inputs))) for name, outputs in parts.items()]
+
+
+def bias_spans(parts: Mapping[str, Extent]) -> list[tuple[str, Spans]]:
+    """Its biases: name, and what of the tensor [outputs]."""
+    return [(f"{name}.bias", (span_of(outputs),)) for name, outputs in parts.items()]

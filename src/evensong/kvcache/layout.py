@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evensong.protocol.kv_spec import LayerGroup, LayerKVSpec
+from evensong.protocol.kv_spec import LayerGroup, LayerKVSpec, own_layers
 
 
 def group_layers(specs: Sequence[LayerKVSpec]) -> tuple[LayerGroup, ...]:
@@ -20,10 +20,10 @@ def group_layers(specs: Sequence[LayerKVSpec]) -> tuple[LayerGroup, ...]:
     cannot share tensors: they all stand in one group that keeps every block, and windows are only masked.
     """
     kinds: dict[int | None, list[int]] = {}
-    for index, spec in enumerate(specs):
-        kinds.setdefault(spec.window, []).append(index)
+    for spec in specs:
+        kinds.setdefault(spec.window, []).append(spec.layer)
     if len(kinds) > 1 and len({spec.bytes_per_token for spec in specs}) > 1:
-        kinds = {None: list(range(len(specs)))}
+        kinds = {None: [spec.layer for spec in specs]}
     fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
     size = most if most < 1.5 * fewest else fewest
     return tuple(
@@ -33,10 +33,21 @@ def group_layers(specs: Sequence[LayerKVSpec]) -> tuple[LayerGroup, ...]:
     )
 
 
+def merge_specs(ranks: Sequence[Sequence[LayerKVSpec]]) -> list[LayerKVSpec]:
+    """The specs of all layers of a model, from those of its ranks; of a layer that ranks share, the largest part."""
+    found: dict[int, LayerKVSpec] = {}
+    for spec in (spec for specs in ranks for spec in specs):
+        other = found.get(spec.layer)
+        if other is None or spec.bytes_per_token > other.bytes_per_token:
+            found[spec.layer] = spec
+    return [found[layer] for layer in sorted(found)]
+
+
 def bytes_per_block(specs: Sequence[LayerKVSpec], groups: Sequence[LayerGroup], block_size: int) -> int:
-    """Bytes of one block in all cache tensors."""
-    largest = max(groups, key=lambda group: len(group.layers))
-    return sum(specs[layer].bytes_per_token for layer in largest.layers) * block_size
+    """Bytes of one block in all cache tensors of a rank, whose layers' specs these are; `groups`: the whole model's."""
+    by_layer = {spec.layer: spec for spec in specs}
+    sizes = [sum(by_layer[layer].bytes_per_token for layer in layers) for layers in own_layers(specs, groups)]
+    return max(sizes) * block_size
 
 
 @dataclass(frozen=True)

@@ -103,11 +103,25 @@ class KVCacheManager:
             for suffix, first in zip(self._suffixes, firsts, strict=True)
         ]
 
-    def awaits_writer(self, hashes: Sequence[bytes], num_cached_tokens: int, num_tokens: int) -> bool:
-        """True when the block after a hit of `num_cached_tokens` is being written by a running request right now."""
+    def awaits_writer(
+        self,
+        hashes: Sequence[bytes],
+        num_cached_tokens: int,
+        num_tokens: int,
+        writers: Iterable[tuple[str, Sequence[bytes]]],
+    ) -> bool:
+        """True when one of `writers`, running requests with their hashes, has still to write the block after a hit.
+
+        The hit is of `num_cached_tokens`. A request that showed the block before no longer writes it, wherever it went.
+        """
         usable = min(len(hashes), max(num_tokens - 1, 0) // self.block_size)
         num_hit = num_cached_tokens // self.block_size
-        return num_hit < usable and hashes[num_hit] in self._writers
+        if num_hit >= usable or hashes[num_hit] not in self._writers:
+            return False
+        return any(
+            self._num_published[request_id] <= num_hit and others[num_hit : num_hit + 1] == [hashes[num_hit]]
+            for request_id, others in writers
+        )
 
     def start(
         self,

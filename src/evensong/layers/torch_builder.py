@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from evensong.distributed.split import Share, Span
 from evensong.kernels.attention import AttentionPlan, plain_tiles, prove_attention
 from evensong.kernels.dispatch import OpSet, make_linear
-from evensong.kernels.interface import Builder, Norm, ReadTensor, Weight
+from evensong.kernels.interface import (
+    Builder,
+    Extent,
+    Norm,
+    ReadTensor,
+    Spans,
+    Weight,
+    bias_spans,
+    linear_spans,
+    span_of,
+)
 from evensong.kernels.linear import Linear, RowProver
 from evensong.kernels.mode import NumericMode
 
@@ -21,10 +33,28 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+@dataclass(frozen=True)
+class TorchTable:
+    """Rows of an embedding table; `first`: which row of the whole is its first; `partial`: others have the rest."""
+
+    values: torch.Tensor
+    first: int
+    partial: bool
+
+
+@dataclass(frozen=True)
+class TorchWeight:
+    """A product; `partial`: over some of its inputs, to be added up with what others give."""
+
+    linear: Linear
+    partial: bool = False
+
+
 class TorchBuilder(Builder):
     """Reads tensors in the numeric mode of the run. `read` is the loader's."""
 
-    def __init__(self, read: ReadTensor, ops: OpSet, mode: NumericMode, device: torch.device) -> None:
+    def __init__(self, share: Share, read: ReadTensor, ops: OpSet, mode: NumericMode, device: torch.device) -> None:
+        super().__init__(share)
         self._read = read
         self._ops = ops
         self._device = device
@@ -32,25 +62,29 @@ class TorchBuilder(Builder):
         self._prover = RowProver()
         self._attention_results: list[bytes] = []
 
-    def linear(self, parts: Mapping[str, int], in_features: int, *, bias: bool = False, gated: bool = False) -> Weight:
-        weights = [self._tensor(f"{name}.weight", (size, in_features)) for name, size in parts.items()]
-        biases = [self._tensor(f"{name}.bias", (size,)) for name, size in parts.items()] if bias else []
+    def linear(self, parts: Mapping[str, Extent], inputs: Extent, *, bias: bool = False, gated: bool = False) -> Weight:
+        weights = [self._tensor(name, spans) for name, spans in linear_spans(parts, inputs)]
+        biased = bias and self.adds_bias(inputs)
+        biases = [self._tensor(name, spans) for name, spans in bias_spans(parts)] if biased else []
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return make_linear(self._ops, self._prover, weight, torch.cat(biases) if biases else None)
+        made = make_linear(self._ops, self._prover, weight, torch.cat(biases) if biases else None)
+        return TorchWeight(made, partial=not span_of(inputs).is_whole)
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Norm:
-        return self._stored_tensor(name, (size,)).float().add(offset).to(self._device)
+        return self._stored_tensor(name, (Span.whole(size),)).float().add(offset).to(self._device)
 
     def head_norms(self, parts: Mapping[str, int], head_dim: int, offset: float = 0.0) -> Norm:
         return torch.cat(
             [self.norm(f"{name}.weight", head_dim, offset).expand(heads, -1) for name, heads in parts.items()]
         )
 
-    def table(self, name: str, rows: int, width: int) -> Weight:
-        return self._stored_tensor(name, (rows, width)).to(self._device)
+    def table(self, name: str, rows: Extent, width: int) -> Weight:
+        span = span_of(rows)
+        values = self._stored_tensor(name, (span, Span.whole(width))).to(self._device)
+        return TorchTable(values, span.first, partial=not span.is_whole)
 
-    def head(self, table: Weight) -> Linear:
-        return make_linear(self._ops, self._prover, table.to(self._compute), None)
+    def head(self, table: Weight) -> Weight:
+        return TorchWeight(make_linear(self._ops, self._prover, table.values.to(self._compute), None))
 
     def attention_plan(self, num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionPlan:
         """How attention over such heads is computed here."""
@@ -65,10 +99,10 @@ class TorchBuilder(Builder):
         """A digest of what trial products gave: a machine whose libraries sum in another order has another one."""
         return hashlib.blake2b(b"".join(self._prover.results + self._attention_results), digest_size=16).hexdigest()
 
-    def _stored_tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        values = self._read(name, shape)
+    def _stored_tensor(self, name: str, spans: Spans) -> torch.Tensor:
+        values = self._read(name, spans)
         # Mapped files are read-only, which torch does not take.
         return torch.from_numpy(values if values.flags.writeable else np.array(values)).to(self._stored)
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._stored_tensor(name, shape).to(self._compute).to(self._device)
+    def _tensor(self, name: str, spans: Spans) -> torch.Tensor:
+        return self._stored_tensor(name, spans).to(self._compute).to(self._device)

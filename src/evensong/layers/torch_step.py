@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from evensong.distributed.torch_collectives import Peers
 from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet
 from evensong.kernels.interface import Attention, Norm, Ops, Value, Weight
@@ -42,43 +43,75 @@ class RotaryTables:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step reads and writes: token_ids [num_tokens]; of each layer a cache [num_slots + 1, width] and places."""
+    """What a step reads and writes: token_ids [num_tokens]; of each layer a cache [num_slots + 1, width] and places.
+
+    Layers have the model's numbers.
+    """
 
     token_ids: torch.Tensor
     cos_sin: dict[Rope, CosSin]
-    caches: Sequence[torch.Tensor]
-    metadata: Sequence[AttentionMetadata]
+    caches: Mapping[int, torch.Tensor]
+    metadata: Mapping[int, AttentionMetadata]
 
 
 class TorchStep(Ops):
-    """Values are tensors [num_tokens, ..]; the residual stream is float32 and changed in place."""
+    """Values are tensors [num_tokens, ..]; the residual stream is float32 and changed in place.
 
-    def __init__(self, ops: OpSet, mode: NumericMode, plan: AttentionPlan, inputs: StepInputs) -> None:
+    `peers`: the ranks that have the rest of the model, where there are any; `vocabulary`: how many rows of the output
+    head each part has.
+    """
+
+    def __init__(
+        self,
+        ops: OpSet,
+        mode: NumericMode,
+        plan: AttentionPlan,
+        inputs: StepInputs,
+        vocabulary: Sequence[int] = (),
+        peers: Peers | None = None,
+    ) -> None:
         self._ops = ops
         self._mode = mode
         self._compute = torch_dtype(mode.compute)
         self._plan = plan
         self._inputs = inputs
+        self._vocabulary = vocabulary
+        self._peers = peers
 
     def embed(self, table: Weight, scale: float) -> Value:
-        x = self._ops.embedding(self._inputs.token_ids, table, torch.float32)
+        token_ids = self._inputs.token_ids
+        if table.partial:
+            # A token's row is in one part; the others give zeros, so that the sum is the row itself.
+            token_ids = token_ids - table.first
+            others = (token_ids < 0) | (token_ids >= len(table.values))
+            x = self._ops.embedding(token_ids.masked_fill(others, 0), table.values, torch.float32)
+            x = self._others().all_reduce(x.masked_fill_(others.unsqueeze(1), 0.0))
+        else:
+            x = self._ops.embedding(token_ids, table.values, torch.float32)
         return x if scale == 1 else x.mul_(self._mode.rounded(scale))
+
+    def receive(self, width: int) -> Value:
+        return self._others().receive(len(self._inputs.token_ids), width)
+
+    def send(self, x: Value) -> None:
+        self._others().send(x)
 
     def norm(self, x: Value, weight: Norm, eps: float) -> Value:
         return self._ops.rms_norm(x, weight, eps, self._compute)
 
     def linear(self, weight: Weight, h: Value) -> Value:
-        return weight(h)
+        y = weight.linear(h)
+        return self._others().all_reduce(y) if weight.partial else y
 
     def add_linear(self, x: Value, weight: Weight, h: Value) -> Value:
-        return x.add_(weight(h))
+        return x.add_(self.linear(weight, h))
 
     def add_norm(self, x: Value, y: Value, weight: Norm, eps: float) -> Value:
         return x.add_(self._ops.rms_norm(y, weight, eps, torch.float32))
 
     def gated(self, weight: Weight, h: Value, activation: Activation) -> Value:
         activate = {"silu": self._ops.silu_mul, "gelu_tanh": self._ops.gelu_tanh_mul}[activation]
-        return activate(weight(h))
+        return activate(weight.linear(h))
 
     def attend(self, qkv: Value, attention: Attention) -> Value:
         num_tokens = qkv.shape[0]
@@ -97,4 +130,9 @@ class TorchStep(Ops):
         return mixed.reshape(num_tokens, -1)
 
     def head(self, x: Value, norm: Norm, eps: float, weight: Weight) -> Value:
-        return weight(self._ops.rms_norm(x, norm, eps, self._compute)).float()
+        logits = weight.linear(self._ops.rms_norm(x, norm, eps, self._compute)).float()
+        return logits if len(self._vocabulary) < 2 else self._others().join_columns(logits, self._vocabulary)
+
+    def _others(self) -> Peers:
+        assert self._peers is not None, "a part of a model needs the others"
+        return self._peers

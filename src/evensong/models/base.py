@@ -13,12 +13,14 @@ class CausalLM(ABC):
 
     @abstractmethod
     def kv_specs(self, dtype: str) -> list[LayerKVSpec]:
-        """What each attention layer keeps per token, in a cache of `dtype`."""
+        """What each attention layer of this rank keeps per token, in a cache of `dtype`; by the model's numbers."""
 
     @abstractmethod
     def forward(self, ops: Ops) -> Value:
-        """Float32 hidden states [num_tokens, hidden_size] before the last norm."""
+        """Float32 hidden states [num_tokens, hidden_size] after this rank's last layer."""
 
     @abstractmethod
     def logits(self, ops: Ops, hidden: Value) -> Value:
-        """Float32 logits [rows, vocab_size] of rows of `hidden`, padded rows of the vocabulary included."""
+        """Float32 logits [rows, vocab_size] of rows of `hidden`, padded rows of the vocabulary included.
+
+        For ranks that have the output head."""

@@ -46,7 +46,8 @@ class DecoderLayer:
 class DecoderModel(CausalLM):
     """Embedding, layers, final norm, output head (its own, or the embedding's values).
 
-    The methods that take a prefix of tensor names are what families override.
+    It has what `share` says: the layers of its stage, and of each its part. The methods that take a prefix of tensor
+    names are what families override.
     """
 
     # The tensor that norms the MLP's input.
@@ -54,13 +55,18 @@ class DecoderModel(CausalLM):
 
     def __init__(self, config: ModelDescription, build: Builder) -> None:
         self.config = config
-        hidden, vocab = config.hidden_size, config.vocab_size
-        self._embedding = build.table("model.embed_tokens.weight", vocab, hidden)
-        self._layers = [self.layer(index, f"model.layers.{index}", build) for index in range(config.num_layers)]
-        self._norm = self.norm("model.norm", build)
-        self._head: Weight = (
-            build.head(self._embedding) if config.tie_word_embeddings else build.linear({"lm_head": vocab}, hidden)
-        )
+        self.share = share = build.share
+        hidden, tied = config.hidden_size, config.tie_word_embeddings
+        table: Weight = None
+        if share.embeds or (share.has_head and tied):
+            table = build.table("model.embed_tokens.weight", share.vocabulary, hidden)
+        self._embedding = table
+        self._layers = [self.layer(index, f"model.layers.{index}", build) for index in share.layers]
+        self._norm: Norm = None
+        self._head: Weight = None
+        if share.has_head:
+            self._norm = self.norm("model.norm", build)
+            self._head = build.head(table) if tied else build.linear({"lm_head": share.vocabulary}, hidden)
 
     def layer(self, index: int, prefix: str, build: Builder) -> DecoderLayer:
         """The layer whose tensors start with `prefix`."""
@@ -71,25 +77,22 @@ class DecoderModel(CausalLM):
             attention_norm=self.norm(f"{prefix}.input_layernorm", build),
             qkv=self.qkv(attention, build),
             attention=self.attention(index, attention, build),
-            output=build.linear({f"{attention}.o_proj": config.hidden_size}, self.queries, bias=config.output_bias),
+            output=build.linear(
+                {f"{attention}.o_proj": config.hidden_size}, self.share.queries, bias=config.output_bias
+            ),
             mlp_norm=self.norm(f"{prefix}.{self.mlp_norm_name}", build),
             gate_up=self.gate_up(mlp, build),
             activation=config.activation,
-            down=build.linear({f"{mlp}.down_proj": config.hidden_size}, config.intermediate_size, bias=config.mlp_bias),
+            down=build.linear({f"{mlp}.down_proj": config.hidden_size}, self.share.intermediate, bias=config.mlp_bias),
         )
-
-    @property
-    def queries(self) -> int:
-        """Size of all query heads of a token together."""
-        return self.config.num_heads * self.config.head_dim
 
     def attention(self, index: int, prefix: str, build: Builder) -> Attention:
         """How the layer attends."""
         config = self.config
         return Attention(
             layer=index,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=self.share.heads.num_heads,
+            num_kv_heads=self.share.heads.num_kv_heads,
             head_dim=config.head_dim,
             scale=(config.query_pre_attn_scalar or config.head_dim) ** -0.5,
             rope=config.layer_ropes[index],
@@ -99,8 +102,8 @@ class DecoderModel(CausalLM):
 
     def qkv(self, prefix: str, build: Builder) -> Weight:
         """The product that gives queries, keys and values."""
-        keys = self.config.num_kv_heads * self.config.head_dim
-        parts = {f"{prefix}.q_proj": self.queries, f"{prefix}.k_proj": keys, f"{prefix}.v_proj": keys}
+        queries, keys = self.share.queries, self.share.keys
+        parts = {f"{prefix}.q_proj": queries, f"{prefix}.k_proj": keys, f"{prefix}.v_proj": keys}
         return build.linear(parts, self.config.hidden_size, bias=self.config.qkv_bias)
 
     def qk_norm(self, prefix: str, build: Builder) -> Norm | None:
@@ -109,8 +112,8 @@ class DecoderModel(CausalLM):
 
     def gate_up(self, prefix: str, build: Builder) -> Weight:
         """The product that gives the MLP's gate and what it gates."""
-        size = self.config.intermediate_size
-        parts = {f"{prefix}.gate_proj": size, f"{prefix}.up_proj": size}
+        inner = self.share.intermediate
+        parts = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
         return build.linear(parts, self.config.hidden_size, bias=self.config.mlp_bias, gated=True)
 
     def norm(self, prefix: str, build: Builder) -> Norm:
@@ -118,17 +121,21 @@ class DecoderModel(CausalLM):
         return build.norm(f"{prefix}.weight", self.config.hidden_size, self.config.norm_weight_offset)
 
     def kv_specs(self, dtype: str) -> list[LayerKVSpec]:
-        config = self.config
+        size, windows = self.config.head_dim, self.config.layer_windows
         return [
-            LayerKVSpec(layer, config.num_kv_heads, config.head_dim, dtype, ITEM_BYTES[dtype], window)
-            for layer, window in enumerate(config.layer_windows)
+            LayerKVSpec(layer, self.share.heads.num_kv_heads, size, dtype, ITEM_BYTES[dtype], windows[layer])
+            for layer in self.share.layers
         ]
 
     def forward(self, ops: Ops) -> Value:
-        x = ops.embed(self._embedding, self.config.embedding_scale)
-        for index, layer in enumerate(self._layers):
+        share = self.share
+        embeds = share.embeds
+        x = ops.embed(self._embedding, self.config.embedding_scale) if embeds else ops.receive(self.config.hidden_size)
+        for index, layer in zip(share.layers, self._layers, strict=True):
             x = layer(ops, x)
             ops.tap(f"layer {index}", x)
+        if not share.has_head:
+            ops.send(x)
         return x
 
     def logits(self, ops: Ops, hidden: Value) -> Value:

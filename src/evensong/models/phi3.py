@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evensong.distributed.split import Span
 from evensong.kernels.interface import Builder, Weight
 from evensong.models.decoder import DecoderModel
 
@@ -10,9 +11,9 @@ class Phi3ForCausalLM(DecoderModel):
     """The shared decoder with fused tensors: queries, keys, values; gate, up."""
 
     def qkv(self, prefix: str, build: Builder) -> Weight:
-        size = self.queries + 2 * self.config.num_kv_heads * self.config.head_dim
-        return build.linear({f"{prefix}.qkv_proj": size}, self.config.hidden_size)
+        fused = Span.joined(self.share.queries, self.share.keys, self.share.keys)
+        return build.linear({f"{prefix}.qkv_proj": fused}, self.config.hidden_size)
 
     def gate_up(self, prefix: str, build: Builder) -> Weight:
-        size = 2 * self.config.intermediate_size
-        return build.linear({f"{prefix}.gate_up_proj": size}, self.config.hidden_size, gated=True)
+        fused = Span.joined(self.share.intermediate, self.share.intermediate)
+        return build.linear({f"{prefix}.gate_up_proj": fused}, self.config.hidden_size, gated=True)

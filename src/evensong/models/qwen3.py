@@ -11,6 +11,6 @@ class Qwen3ForCausalLM(DecoderModel):
 
     def qk_norm(self, prefix: str, build: Builder) -> Norm:
         """One weight for all queries, one for all keys."""
-        config = self.config
-        parts = {f"{prefix}.q_norm": config.num_heads, f"{prefix}.k_norm": config.num_kv_heads}
+        config, heads = self.config, self.share.heads
+        parts = {f"{prefix}.q_norm": heads.num_heads, f"{prefix}.k_norm": heads.num_kv_heads}
         return build.head_norms(parts, config.head_dim, config.norm_weight_offset)

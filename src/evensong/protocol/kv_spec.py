@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 # Stands in a block table where a layer group needs no block: the position lies before its window.
@@ -9,7 +11,9 @@ NULL_BLOCK = -1
 
 
 class LayerKVSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What one attention layer keeps per token. `dtype` is the cache dtype's torch name, e.g. "bfloat16".
+    """What one attention layer of a rank keeps per token; `layer` is its number in the model.
+
+    `dtype` is the cache dtype's torch name, e.g. "bfloat16".
 
     `window`: how many positions a query sees, its own included; None where it sees all before it.
     """
@@ -30,12 +34,24 @@ class LayerKVSpec(msgspec.Struct, frozen=True, array_like=True):
 class LayerGroup(msgspec.Struct, frozen=True, array_like=True):
     """Layers that share a request's block table; the i-th layers of all groups share cache tensor i.
 
-    Blocks that lie before the `window` of all tokens to come are given back; None keeps all. `layers` are indices into
-    the model's specs; none named means all of them.
+    Blocks that lie before the `window` of all tokens to come are given back; None keeps all. `layers` are the model's
+    layer numbers; none named means all of them.
     """
 
     window: int | None = None
     layers: tuple[int, ...] = ()
+
+
+def own_layers(specs: Sequence[LayerKVSpec], groups: Sequence[LayerGroup]) -> list[tuple[int, ...]]:
+    """Of each group the layers that a rank has, whose specs these are; the i-th ones of all groups share tensor i."""
+    numbers = [spec.layer for spec in specs]
+    own = set(numbers)
+    return [tuple(layer for layer in group.layers or numbers if layer in own) for group in groups]
+
+
+def groups_of_layers(specs: Sequence[LayerKVSpec], groups: Sequence[LayerGroup]) -> dict[int, int]:
+    """The group of each layer that a rank has."""
+    return {layer: index for index, layers in enumerate(own_layers(specs, groups)) for layer in layers}
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True, array_like=True):

@@ -29,8 +29,8 @@ class SamplingRow:
     """One request at the position that is to be sampled: its settings and its tokens so far.
 
     `changes_logits`: whether a step of the sampler changes its logits before a token is drawn; None: not worked out.
-    `constrained`: a mask may come for it, while the model runs; `bitmask` [num_words] is that mask. `processors` are
-    the logits processors that act on it, in order.
+    `bitmask` [num_words]: what alone may be drawn. `processors` are the logits processors that act on it, in order.
+    `feed_slot`: where the token goes, for a later step that names it before it is known here; -1: nowhere.
     """
 
     params: SamplingParams
@@ -38,8 +38,8 @@ class SamplingRow:
     output_token_ids: Sequence[int] | Int64
     eos_token_ids: Sequence[int]
     changes_logits: bool | None = None
-    constrained: bool = False
     bitmask: Bitmask | None = None
+    feed_slot: int = -1
     processors: tuple[RowProcessor, ...] = ()
 
     @property

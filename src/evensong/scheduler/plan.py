@@ -20,7 +20,8 @@ class Plan:
         self.copies: list[tuple[int, int]] = []
         # New blocks of requests that had a slot before.
         self._grown: dict[str, list[int]] = {}
-        self.preempted = False
+        # Blocks are short: nobody new starts.
+        self.crowded = False
 
     def go_on(self, request: Request, count: int, new_block_ids: list[int]) -> None:
         """A running request computes `count` tokens."""
@@ -48,7 +49,7 @@ class Plan:
 
     def drop(self, request: Request) -> None:
         """A running request is preempted: what it would have computed is not."""
-        self.preempted = True
+        self.crowded = True
         self.budget.take(-self.scheduled.pop(request.request_id, 0))
         self._grown.pop(request.request_id, None)
 
@@ -56,12 +57,14 @@ class Plan:
         """The step as workers get it; `requests` are as they were before it."""
         cached = CachedRequestData([], [], [])
         sampling: list[str] = []
+        constrained = False
         for request_id, count in self.scheduled.items():
             request = requests[request_id]
             if request_id in self._grown:
                 cached.request_ids.append(request_id)
                 cached.new_block_ids.append(self._grown[request_id])
                 cached.num_computed_tokens.append(request.num_computed_tokens)
-            if request.num_computed_tokens + count == request.num_tokens:
+            if request.num_computed_tokens + count == request.num_tokens + request.num_unknown_tokens:
                 sampling.append(request_id)
-        return SchedulerOutput(step_id, self.new, cached, self.scheduled, sampling, released, self.copies)
+                constrained |= request.grammar is not None
+        return SchedulerOutput(step_id, self.new, cached, self.scheduled, sampling, released, self.copies, constrained)

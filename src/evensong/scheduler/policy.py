@@ -41,7 +41,7 @@ class Policy:
         return self.waiting.most_urgent
 
     def sampled(self, requests: Iterable[Request]) -> None:
-        """Each of these gets a token in the step that was just planned."""
+        """Each of these got a token in the step whose result was just applied."""
 
     def is_behind(self, other: Request, request: Request) -> bool:
         """True when `other` is less urgent than `request`, which therefore must not depend on it."""

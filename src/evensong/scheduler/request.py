@@ -44,6 +44,18 @@ class Rank:
         self.displaced_tokens = 0
 
 
+class Seat:
+    """A request's time in a slot: since which step, whose results are the first ones for it, and what is in flight."""
+
+    __slots__ = ("first_step_id", "last_sampled_step", "num_unknown_tokens")
+
+    def __init__(self, step_id: int) -> None:
+        self.first_step_id = step_id
+        # Tokens that steps in flight sample, and the last such step: no result has named them yet.
+        self.num_unknown_tokens = 0
+        self.last_sampled_step = 0
+
+
 class Request:
     """Tokens known and tokens computed; there is no prefill or decode phase (spec G1)."""
 
@@ -51,7 +63,6 @@ class Request:
         "block_hashes",
         "first_cached_tokens",
         "first_scheduled_time",
-        "first_step_id",
         "grammar",
         "num_computed_tokens",
         "num_prompt_logprobs_sent",
@@ -59,6 +70,7 @@ class Request:
         "num_sent_tokens",
         "rank",
         "request_id",
+        "seat",
         "source",
         "status",
         "stop_ids",
@@ -70,6 +82,7 @@ class Request:
         self.request_id = source.request_id
         self.token_ids = source.prompt_token_ids + source.output_token_ids
         self.num_prompt_tokens = len(source.prompt_token_ids)
+        # Those of steps in flight count: they were planned.
         self.num_computed_tokens = 0
         # Output tokens that the front end has: what this attempt started from, and what was sent since.
         self.num_sent_tokens = len(source.output_token_ids)
@@ -83,8 +96,7 @@ class Request:
         self.first_cached_tokens: int | None = None
         # Wall clock, as the front end's arrival times.
         self.first_scheduled_time = 0.0
-        # The step in which it got the slot that it holds; results of earlier steps are not for it.
-        self.first_step_id = 0
+        self.seat = Seat(0)
         self.rank = Rank(priority)
 
     @property
@@ -96,6 +108,16 @@ class Request:
     def num_output_tokens(self) -> int:
         """Output tokens so far, those of earlier attempts included."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_unknown_tokens(self) -> int:
+        """Tokens that steps in flight sample."""
+        return self.seat.num_unknown_tokens
+
+    @property
+    def first_step_id(self) -> int:
+        """The step in which it got the slot that it holds."""
+        return self.seat.first_step_id
 
     @property
     def reads_cache(self) -> bool:
@@ -127,15 +149,27 @@ class Request:
         """It has a slot from step `step_id` on, and its first `num_cached_tokens` tokens are computed already."""
         self.status = RequestStatus.RUNNING
         self.num_computed_tokens = num_cached_tokens
-        self.first_step_id = step_id
+        self.seat = Seat(step_id)
         if self.first_cached_tokens is None:
             self.first_cached_tokens = num_cached_tokens
             self.first_scheduled_time = time.time()
 
+    def sampled_in(self, step_id: int) -> None:
+        """Step `step_id`, which was just planned, samples a token of it."""
+        self.seat.num_unknown_tokens += 1
+        self.seat.last_sampled_step = step_id
+
+    def learns(self) -> None:
+        """The oldest step in flight that samples a token of it has its result."""
+        self.seat.num_unknown_tokens -= 1
+
     def wait(self, step_id: int) -> None:
-        """It gave up its slot in step `step_id`, and everything computed so far."""
+        """It gave up its slot in step `step_id`, and everything computed so far.
+
+        Tokens that steps in flight sample are dropped, and drawn again: the same ones.
+        """
         self.status = RequestStatus.WAITING
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.seat.num_unknown_tokens = 0
         self.rank.steps_behind = 0
         self.rank.waiting_since = step_id
 

@@ -1,7 +1,8 @@
 """Scheduler: gives each step's tokens to running requests, then to waiting ones (spec G1-G3).
 
 There is no prefill or decode phase: a request has tokens known and tokens computed, and a step computes some of the
-difference. A request whose last known token is computed in a step gets its next token sampled in it.
+difference. A request whose last known token is computed in a step gets its next token sampled in it. Several plans may
+be made before the first one's result comes; `ahead` says what they may hold (scheduler/ahead.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 from evensong.scheduler.admission import Pace, check_fits, check_queue, id_in_use
+from evensong.scheduler.ahead import Ahead
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.commit import commit_prompt_scores, commit_tokens, end_without_token, final_output
 from evensong.scheduler.grammar.bitmask import Bitmasks
 from evensong.scheduler.grammar.state import RequestGrammar
 from evensong.scheduler.plan import Plan
 from evensong.scheduler.policy import Policy
+from evensong.scheduler.queue import WaitingQueue
 from evensong.scheduler.request import Request, RequestStatus
 from evensong.scheduler.siblings import awaits_sibling, lender, num_shared_tokens
 
@@ -45,13 +48,14 @@ class Scheduler:
         kv_cache: KVCacheManager,
         *,
         policy: Policy | None = None,
+        ahead: Ahead | None = None,
         check: bool = False,
     ) -> None:
         self.limits = limits
         self.kv_cache = kv_cache
         self.requests: dict[str, Request] = {}
         self.policy = policy or Policy()
-        self.waiting = self.policy.waiting
+        self.ahead = ahead or Ahead()
         # In order of admission: of equals the last one gives way first.
         self.running: list[Request] = []
         # Which waiting requests may get a slot; the others keep their places.
@@ -64,6 +68,11 @@ class Scheduler:
         self._num_arrivals = 0
         self._pace = Pace()
         self._stats = SchedulerStats()
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Requests without a slot, in the policy's order."""
+        return self.policy.waiting
 
     # ---- arrivals and departures
 
@@ -113,7 +122,7 @@ class Scheduler:
         return bool(self.running) or any(request.begun for request in self.waiting)
 
     def preempt_all(self) -> None:
-        """Between steps: every running request gives up its blocks and waits, in order, to be computed again."""
+        """With no step in flight: every running request gives up its blocks and waits, in order, to be run again."""
         plan = Plan(self.limits)
         while self.running:
             self._preempt(self.running[-1], plan)
@@ -121,19 +130,30 @@ class Scheduler:
     # ---- one step
 
     def schedule(self) -> SchedulerOutput:
-        """The plan of the next step."""
+        """The plan of the next step. One without tokens is none: it takes no number, and must not be handed on."""
         plan = Plan(self.limits)
+        self.ahead.begin(len(self.running))
         self.kv_cache.free_passed((request.request_id, request.num_computed_tokens) for request in self.running)
         late = self._serve_running(plan)
-        if not plan.preempted:
+        if not plan.crowded:
             self._serve_waiting(plan)
         if late and not plan.new:
             self._serve(late, {}, plan)
         return self._finish_plan(plan)
 
     def get_grammar_bitmask(self, plan: SchedulerOutput) -> GrammarBitmask | None:
-        """Allowed tokens of the plan's constrained requests; None when there are none. Called while the model runs."""
-        return self._bitmasks.fill(self.requests[request_id] for request_id in plan.sampling_request_ids)
+        """Allowed tokens of the plan's constrained requests; None when there are none. Called while the model runs,
+        once `knows_masks` is true: what a mask allows depends on all tokens before.
+        """
+        running = (self._still_runs(plan, request_id) for request_id in plan.sampling_request_ids)
+        return self._bitmasks.fill(request for request in running if request is not None)
+
+    def knows_masks(self, plan: SchedulerOutput) -> bool:
+        """Whether the plan's constrained requests have no unknown token but the one that it samples."""
+        if not plan.awaits_bitmask:
+            return True
+        running = (self._still_runs(plan, request_id) for request_id in plan.sampling_request_ids)
+        return all(request is None or request.grammar is None or request.num_unknown_tokens <= 1 for request in running)
 
     def update_from_output(self, plan: SchedulerOutput, output: ModelOutput) -> Outputs:
         """Applies what the step computed: publishes blocks, appends tokens, ends requests. Outputs by client index.
@@ -146,19 +166,23 @@ class Scheduler:
         for request_id, num_computed in zip(cached.request_ids, cached.num_computed_tokens, strict=True):
             self._publish(plan, request_id, num_computed)
         outputs = self._commit_prompts(plan, output)
+        served: list[Request] = []
         for request_id, token_ids, logprobs in zip(
             output.request_ids, output.sampled_token_ids, output.logprobs, strict=True
         ):
             request = self._still_runs(plan, request_id)
             if request is None:
                 continue
+            request.learns()
             result = end_without_token(request, output)
             if result is None:
                 result = commit_tokens(request, token_ids, logprobs, self.limits.max_model_len)
                 self._claim_new_blocks(request)
+                served.append(request)
             if result.finish_reason is not None:
                 self._finish(request)
             outputs.setdefault(request.source.client_index, []).append(result)
+        self.policy.sampled(served)
         if self._check:
             self.check_kv_cache()
         return outputs
@@ -229,7 +253,7 @@ class Scheduler:
         for request in order:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one that came before it in this step
-            wanted = request.num_tokens - request.num_computed_tokens
+            wanted = self.ahead.wanted(request, self._step_id + 1)
             if wanted == 0:
                 continue  # its next token is not known yet
             count = plan.budget.share(wanted, leave=leave[request.request_id] if leave else 0)
@@ -239,13 +263,21 @@ class Scheduler:
             grown = self._make_room(request, request.num_computed_tokens + count, plan)
             if grown is not None:
                 plan.go_on(request, count, grown)
+                self.ahead.took(request)
 
     def _make_room(self, request: Request, num_tokens: int, plan: Plan) -> list[int] | None:
-        """New blocks for `request`, preempting the least urgent as needed; None when that was itself."""
+        """New blocks for `request`, preempting the least urgent as needed; None when that was itself.
+
+        None too, and nobody preempted, for a token that is not known yet: with the result that names it blocks may
+        become free, and it may be the request's last.
+        """
         while True:
             grown = self.kv_cache.grow(request.request_id, num_tokens)
             if grown is not None:
                 return grown
+            if request.num_unknown_tokens:
+                plan.crowded = True
+                return None
             victim = self.policy.gives_way(self.running)
             self._preempt(victim, plan)
             if victim is request:
@@ -295,13 +327,12 @@ class Scheduler:
         hashes, num_cached = request.readable_hashes, self.kv_cache.num_tokens_in(hit)
         if awaits_sibling(request, num_cached, self.running, self._step_id + 1, self.policy.is_behind):
             return True
-        num_hit = num_cached // self.kv_cache.block_size
-        if not self.kv_cache.awaits_writer(hashes, num_cached, request.num_tokens):
-            return False
-        return any(
-            not self.policy.is_behind(other, request) and other.block_hashes[num_hit : num_hit + 1] == [hashes[num_hit]]
+        writers = (
+            (other.request_id, other.block_hashes)
             for other in self.running
+            if not self.policy.is_behind(other, request)
         )
+        return self.kv_cache.awaits_writer(hashes, num_cached, request.num_tokens, writers)
 
     def _start(self, request: Request, hit: list[int], plan: Plan) -> bool:
         """A slot for `request`, where all tokens that it has would fit now; it gets blocks for this step's alone.
@@ -361,12 +392,15 @@ class Scheduler:
         plan.start(request, num_cached, count, list(self.kv_cache.tables[request.request_id]))
 
     def _finish_plan(self, plan: Plan) -> SchedulerOutput:
+        if not plan.scheduled:
+            return plan.output(self._step_id + 1, self.requests, [])
         self._step_id += 1  # the id that _admit gave to requests that start in this plan
         released, self._released = self._released, []
         output = plan.output(self._step_id, self.requests, released)
         for request_id, count in plan.scheduled.items():
             self.requests[request_id].num_computed_tokens += count
-        self.policy.sampled(self.requests[request_id] for request_id in output.sampling_request_ids)
+        for request_id in output.sampling_request_ids:
+            self.requests[request_id].sampled_in(self._step_id)
         return output
 
     def _still_runs(self, plan: SchedulerOutput, request_id: str) -> Request | None:

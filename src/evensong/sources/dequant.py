@@ -7,6 +7,8 @@ arithmetic in the same order as the `gguf` package's, in pieces that stay in a c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +21,52 @@ from evensong.sources.weights import TensorEntry
 Float32 = np.ndarray[Any, np.dtype[np.float32]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+# First and end of what is wanted of a dimension.
+Ranges = Sequence[tuple[int, int]]
+
 _BLOCK = 32
 _BLOCKS_AT_ONCE = 2048
+# Rows whose columns are cut at once.
+_ROWS_AT_ONCE = 256
 
 
-def dequantize(entry: TensorEntry) -> Float32:
+def dequantize(entry: TensorEntry, rows: Ranges | None = None, columns: Ranges | None = None) -> Float32:
     """The values as float32, in the tensor's shape and in memory of their own; rotary heads in Hugging Face order.
 
-    Raises ConfigError where the rows cannot be those of rotary heads.
+    Of `rows` and `columns` alone, where they are given: other rows are not read, and of no more than some hundred rows
+    the other columns are in memory. Raises ConfigError where the rows cannot be those of rotary heads.
     """
+    if rows is None and columns is None:
+        return _whole(entry)
+    rows = [(0, entry.shape[0])] if rows is None else rows
+    if columns is None:
+        parts = [_rows(entry, first, end) for first, end in rows]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    width = sum(end - first for first, end in columns)
+    out = np.empty((sum(end - first for first, end in rows), width), np.float32)
+    at = 0
+    for first, end in rows:
+        for start in range(first, end, _ROWS_AT_ONCE):
+            part = _rows(entry, start, min(start + _ROWS_AT_ONCE, end))
+            np.concatenate([part[:, a:b] for a, b in columns], axis=1, out=out[at : at + len(part)])
+            at += len(part)
+    return out
+
+
+def _rows(entry: TensorEntry, first: int, end: int) -> Float32:
+    """Rows of a tensor."""
+    if len(entry.shape) < 2:  # blocks lie along the only dimension
+        return _whole(entry)[first:end]
+    # The rows of a rotary head change places among themselves.
+    unit = entry.shape[0] // entry.rotary_heads if entry.rotary_heads else 1
+    begin, stop = first // unit * unit, -(-end // unit) * unit
+    data = entry.data.reshape(entry.shape[0], -1)[begin:stop].reshape(-1)
+    heads = (stop - begin) // unit if entry.rotary_heads else 0
+    part = replace(entry, shape=(stop - begin, *entry.shape[1:]), data=data, rotary_heads=heads)
+    return _whole(part)[first - begin : end - begin]
+
+
+def _whole(entry: TensorEntry) -> Float32:
     with np.errstate(all="ignore"):  # scales that are no numbers give values that are none, without a warning
         if entry.dtype in ("F32", "F16", "BF16"):
             values = _plain(entry)

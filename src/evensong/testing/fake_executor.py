@@ -1,14 +1,16 @@
 """FakeExecutor: an executor without a model. The next token is a pure function of all tokens before it.
 
-It holds the core to the protocol: slots, block tables and computed counts must agree with the plans, or it fails. It
-keeps a KV cache of its own, in which a token's entry is its layer group and a digest of all tokens up to it: a block
-that was freed too early, shared wrongly or never written is found when a request reads it.
+It holds the core to the protocol: slots, block tables and computed counts must agree with the plans, or it fails; so it
+does when more steps are in flight than may be, or a plan names a token that no stage can have yet. It keeps a KV cache
+of its own, in which a token's entry is its layer group and a digest of all tokens up to it: a block that was freed too
+early, shared wrongly or never written is found when a request reads it.
 """
 
 from __future__ import annotations
 
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +40,8 @@ class _Slot:
     params: SamplingParams
     digests: list[int]
     rows_to_score: range = range(0)
+    # The step that sampled its newest token.
+    sampled_in: int = -(10**9)
 
     def score(self, start: int, end: int) -> PromptScores | None:
         """A scripted log-probability for each token that follows one of rows start..end-1 and is asked for."""
@@ -72,10 +76,61 @@ class _Worker:
         self.asleep.discard(part)
 
 
+class Pipeline:
+    """The steps that are in flight: as many as there are stages, and `steps_ahead` more. Fails for one too many."""
+
+    def __init__(self, num_stages: int, steps_ahead: int) -> None:
+        self.num_stages = num_stages
+        self.size = num_stages + steps_ahead
+        self._step_ids: deque[int] = deque()
+        self._awaits_sampling = False
+        # By step: the oldest one whose result had not been asked for when it came in.
+        self._oldest: dict[int, int] = {}
+
+    def begin(self, plan: SchedulerOutput) -> None:
+        """A plan comes in."""
+        assert not self._awaits_sampling, "a plan comes before the step before it was told to sample"
+        assert plan.num_scheduled_tokens, "a step without tokens"
+        assert not self._step_ids or plan.step_id == self._step_ids[-1] + 1, "step ids have a gap"
+        self._awaits_sampling = True
+        self._step_ids.append(plan.step_id)
+        self._oldest[plan.step_id] = self._step_ids[0]
+        assert len(self._step_ids) <= self.size, "more steps in flight than may be"
+
+    def left_the_stages(self, sampled_in: int, step_id: int) -> bool:
+        """Whether a token that one step sampled can be there when another one begins."""
+        return sampled_in < self._oldest.get(step_id, step_id) or step_id - sampled_in >= self.num_stages
+
+    def sample(self) -> None:
+        """The step that came last is told to sample."""
+        assert self._awaits_sampling, "sample_tokens without execute_model"
+        self._awaits_sampling = False
+
+    def take(self) -> None:
+        """The oldest step's result was asked for."""
+        self._step_ids.popleft()
+
+
+class _Taken(Future[ModelOutput]):
+    """A step's result, which leaves the pipeline when it is first asked for."""
+
+    def __init__(self, take: Callable[[], None]) -> None:
+        super().__init__()
+        self._take: Callable[[], None] | None = take
+
+    def result(self, timeout: float | None = None) -> ModelOutput:
+        output = super().result(timeout)
+        take, self._take = self._take, None
+        if take is not None:
+            take()
+        return output
+
+
 class FakeExecutor(Executor):
     """Scripted tokens; `step_seconds` per step; `fail_at_step` raises in that step, as a broken worker would.
 
-    Its model has one layer for each entry of `windows`.
+    Its model has one layer for each entry of `windows`. As many steps may be in flight as it has stages, and
+    `steps_ahead` more.
     """
 
     def __init__(
@@ -86,20 +141,23 @@ class FakeExecutor(Executor):
         fail_at_step: int | None = None,
         max_position_embeddings: int = 4096,
         windows: Sequence[int | None] = (None,),
+        num_stages: int = 1,
+        steps_ahead: int = 1,
     ) -> None:
         self.next_token = next_token
         self.step_seconds = step_seconds
         self.fail_at_step = fail_at_step
         self.max_position_embeddings = max_position_embeddings
         self.windows = tuple(windows)
+        self.pipeline = Pipeline(num_stages, steps_ahead)
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.worker = _Worker()
         self.kv_cache: KVCacheConfig | None = None
         self._slots: dict[str, _Slot] = {}
         self._memory: list[tuple[int, int] | None] = []
-        self._plan: SchedulerOutput | None = None
-        self._scores: dict[str, PromptScores] = {}
+        # What was executed and not sampled yet, with the log-probabilities of prompts.
+        self._step: tuple[SchedulerOutput, dict[str, PromptScores]] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._callbacks: list[FailureCallback] = []
 
@@ -122,11 +180,26 @@ class FakeExecutor(Executor):
     def describe(self) -> dict[str, str]:
         return {"weights": "fake"}
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        return self.pipeline.size
+
     def execute_model(self, plan: SchedulerOutput) -> Future[None]:
+        self.pipeline.begin(plan)
         return self._thread.submit(self._execute, plan)
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelOutput]:
-        return self._thread.submit(self._sample)
+        self.pipeline.sample()
+        output = _Taken(self.pipeline.take)
+
+        def sample() -> None:
+            try:
+                output.set_result(self._sample())
+            except Exception as error:
+                output.set_exception(error)
+
+        self._thread.submit(sample)
+        return output
 
     def use_idle_time(self) -> bool:
         self.worker.idle_pieces -= 1
@@ -176,7 +249,7 @@ class FakeExecutor(Executor):
                 tokens, list(new.block_ids), new.num_computed_tokens, new.params, [], to_score
             )
         for source, target in plan.block_copies:
-            self.copy_block(source, target)
+            self._copy_block(source, target)
         cached = plan.cached_requests
         for request_id, blocks, computed in zip(
             cached.request_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -186,7 +259,7 @@ class FakeExecutor(Executor):
             assert slot.num_computed == computed, f"{request_id}: {slot.num_computed} computed, plan says {computed}"
         self._advance(plan)
 
-    def copy_block(self, source: int, target: int) -> None:
+    def _copy_block(self, source: int, target: int) -> None:
         """Before anything of the step is written."""
         assert self.kv_cache is not None
         size = self.kv_cache.block_size
@@ -194,17 +267,20 @@ class FakeExecutor(Executor):
 
     def _advance(self, plan: SchedulerOutput) -> None:
         assert self.kv_cache is not None
+        scores: dict[str, PromptScores] = {}
         for request_id, count in plan.num_scheduled_tokens.items():
             slot = self._slots[request_id]
             assert count > 0, f"{request_id} is scheduled for no token"
             start, end = slot.num_computed, slot.num_computed + count
             assert end <= len(slot.token_ids), f"{request_id} computes tokens that do not exist"
+            there = end < len(slot.token_ids) or self.pipeline.left_the_stages(slot.sampled_in, plan.step_id)
+            assert there, f"{request_id}'s token has not left the last stage"
             rows = len(slot.block_ids) // len(self.kv_cache.groups)
             assert rows * self.kv_cache.block_size >= end, f"{request_id} lacks blocks"
             slot.grow_digests()
             self._write(request_id, slot, start, end)
-            if (scores := slot.score(start, end)) is not None:
-                self._scores[request_id] = scores
+            if (scored := slot.score(start, end)) is not None:
+                scores[request_id] = scored
             slot.num_computed = end
             self.num_computed_tokens += count
             samples = slot.num_computed == len(slot.token_ids)
@@ -212,7 +288,7 @@ class FakeExecutor(Executor):
         # Attention reads after every row of the step has written.
         for request_id, count in plan.num_scheduled_tokens.items():
             self._read(request_id, self._slots[request_id], self._slots[request_id].num_computed - count)
-        self._plan = plan
+        self._step = plan, scores
 
     def _write(self, request_id: str, slot: _Slot, start: int, end: int) -> None:
         """The tokens of positions start..end-1, in every group; the blocks that they and their windows need exist."""
@@ -245,18 +321,18 @@ class FakeExecutor(Executor):
         return [blocks[position // size] * size + position % size for position in range(start, end)]
 
     def _sample(self) -> ModelOutput:
-        assert self._plan is not None, "sample_tokens without execute_model"
-        plan, self._plan = self._plan, None
+        assert self._step is not None, "sample_tokens without execute_model"
+        (plan, scores), self._step = self._step, None
         sampled: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []
         for request_id in plan.sampling_request_ids:
             slot = self._slots[request_id]
             token_id = self.next_token(slot.token_ids)
             slot.token_ids.append(token_id)
+            slot.sampled_in = plan.step_id
             sampled.append([token_id])
             wanted = slot.params.num_logprobs is not None
             logprobs.append([TokenLogprobs([token_id, token_id], [-0.5, -0.5], 1)] if wanted else None)
-        scores, self._scores = self._scores, {}
         return ModelOutput(list(plan.sampling_request_ids), sampled, logprobs, prompt_scores=scores)
 
 

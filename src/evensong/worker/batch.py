@@ -21,6 +21,7 @@ class Batch:
 
     `block_tables` are int32 [num_groups, num_blocks]. `sample_rows` are the rows, among num_tokens, whose next token is
     sampled, in the order of the plan's sampling_request_ids. `block_copies`, from and to, come before the forward pass.
+    A token that is not known here yet is -1 - its feed slot; step `feed_after` is the last that samples one of those.
     """
 
     token_ids: Int64
@@ -29,6 +30,7 @@ class Batch:
     block_tables: list[Int32]
     sample_rows: Int64
     block_copies: Sequence[tuple[int, int]] = ()
+    feed_after: int = -1
 
     def positions(self) -> Int64:
         """The position of each token in its sequence."""
@@ -45,11 +47,13 @@ def build_batch(plan: SchedulerOutput, slots: SlotTable) -> Batch:
     num_tokens = sum(counts)
     token_ids = np.empty(num_tokens, dtype=np.int64)
     last_row: dict[str, int] = {}
-    row = 0
+    row, feed_after = 0, -1
     for request_id, slot, start, count in zip(plan.num_scheduled_tokens, slots_of_rows, computed, counts, strict=True):
         token_ids[row : row + count] = slot.tokens[start : start + count]
         row += count
         last_row[request_id] = row - 1
+        if token_ids[row - 1] < 0:
+            feed_after = max(feed_after, slot.sampled_in)
     return Batch(
         token_ids=token_ids,
         num_query_tokens=counts,
@@ -57,4 +61,5 @@ def build_batch(plan: SchedulerOutput, slots: SlotTable) -> Batch:
         block_tables=[slot.blocks.ids for slot in slots_of_rows],
         sample_rows=np.array([last_row[request_id] for request_id in plan.sampling_request_ids], dtype=np.int64),
         block_copies=plan.block_copies,
+        feed_after=feed_after,
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from evensong.distributed.grid import ALONE, Rank
+from evensong.distributed.split import Share, plan_shares
 from evensong.kernels.mode import NumericMode
 from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
@@ -23,6 +25,8 @@ ROWS_AT_ONCE = 64
 # Steps of this many tokens warm up and measure. They have blocks of their own behind the pool's, so that they disturb
 # nobody whenever they run.
 PROBE_TOKENS = 64
+# Steps whose logits are kept at a time: of one that runs, and of the one before it.
+BANKS = 2
 
 
 def num_probe_blocks(block_size: int) -> int:
@@ -30,14 +34,31 @@ def num_probe_blocks(block_size: int) -> int:
     return -(-PROBE_TOKENS // block_size)
 
 
+def most_samples(kv_cache: KVCacheConfig) -> int:
+    """The most rows that an output head has to do with at once: prompts are scored ROWS_AT_ONCE rows at a time."""
+    return max(kv_cache.max_num_seqs, ROWS_AT_ONCE)
+
+
 @dataclass(frozen=True)
 class DeviceSettings:
-    """What a user decides of how a model runs. `kv_dtype`: of the cache; `auto` follows the mode."""
+    """How a model runs, and what of it. `kv_dtype`: of the cache; `auto` follows the mode.
+
+    `rank`: where the device stands; `links_fd`: the memory that the ranks share, where there are several.
+    `pipeline_layers`: layers of each stage, where the user said. `processors`: those that threads are bound to.
+    """
 
     device: str
     dtype: str
     kv_dtype: str = "auto"
     enforce_eager: bool = False
+    rank: Rank = ALONE
+    links_fd: int | None = None
+    pipeline_layers: str | None = None
+    processors: tuple[int, ...] | None = None
+
+    def share(self, description: ModelDescription) -> Share:
+        """What the rank holds of a model. Raises ConfigError for a grid that cannot serve it."""
+        return plan_shares(description, self.rank.grid, self.pipeline_layers)[self.rank.index]
 
 
 @dataclass(frozen=True)
@@ -79,16 +100,77 @@ class KVMemory(Protocol):
         """Takes it again."""
 
 
-class Device(ABC):
-    """Weights, KV memory, forward passes and sampling. Every step is `start` and then `finish`, once each.
+@dataclass(frozen=True)
+class StepMark:
+    """A step's place among those of its device; a probe has none.
 
-    After `finish`, and until the next `start`, the step's hidden states are there for `score`.
+    Tokens that an earlier step samples may be named by feed slots: all are there once step `feed_after` has published
+    its own. `deferred`: nothing is sampled before `draw`. `publishes`: the device itself says that all tokens of this
+    step, and of those before, are there; else `publish` is called.
     """
+
+    step_id: int = -1
+    feed_after: int = -1
+    deferred: bool = False
+    publishes: bool = False
+
+    @property
+    def bank(self) -> int:
+        """Where its logits lie, until the step after the next one starts."""
+        return max(self.step_id, 0) % BANKS
+
+
+PROBE = StepMark()
+
+
+class DeviceStep(ABC):
+    """A step that was started, until its device has started BANKS more; `score` and `logits` only until the next."""
+
+    @abstractmethod
+    def draw(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> None:
+        """For a deferred step: its rows may be sampled now. `masks`: by index, those of rows that are constrained."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until it has run, and its rows are sampled but for those whose logits are changed. Raises what it raised."""
+
+    @abstractmethod
+    def sampled(self, index: int) -> Sampled:
+        """The result of a sampled row, after `wait`, on the rank that samples. Tokens before it are known by now."""
+
+    @abstractmethod
+    def publish(self, tokens: Mapping[int, int]) -> None:
+        """Leaves tokens by feed slot, and says that those of all steps up to this one are there."""
+
+    @abstractmethod
+    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
+        """Log-probabilities of `token_ids`, each after its row of the step, and of the `num_best` best at each.
+
+        After `wait` and `sampled`. Logits are made for ROWS_AT_ONCE rows at a time, by all ranks of the last stage
+        together; the output rank has the result. Raises NotFiniteError, once all is done that others wait for.
+        """
+
+    @abstractmethod
+    def logits(self, rows: Sequence[int]) -> Float32:
+        """Logits [len(rows), num_token_ids] of rows of the step; at most ROWS_AT_ONCE. For tests.
+
+        All ranks of the last stage are asked at the same time; others have none.
+        """
+
+
+class Device(ABC):
+    """Weights, KV memory, forward passes and sampling."""
 
     kind: str
     mode: NumericMode
-    # Whether `start` only hands the step to threads of the device's own.
+    # Whether steps run in threads of the device's own.
     steps_run_elsewhere = False
+    # Whether `start` then only hands the step in, so that tokens may be named by feed slots before they are sampled.
+    runs_ahead = False
     _kv: KVMemory | None = None
 
     @abstractmethod
@@ -101,7 +183,7 @@ class Device(ABC):
 
     @abstractmethod
     def kv_specs(self) -> list[LayerKVSpec]:
-        """What each attention layer keeps per token."""
+        """What each attention layer of this rank keeps per token, by the model's layer numbers."""
 
     @abstractmethod
     def available_memory(self) -> int:
@@ -112,23 +194,15 @@ class Device(ABC):
         """After `load`: the cache, the first time, and all that depends on its size and on the fitted length."""
 
     @abstractmethod
-    def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
-        """Copies the batch's blocks and starts its forward pass; `rows` are the requests of its sampled rows."""
+    def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> DeviceStep:
+        """Starts a step behind those before it; `rows` are the requests of its sampled rows.
 
-    @abstractmethod
-    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        """Waits for it; one result for each sampled row. `masks`: by index, those of rows that are constrained."""
-
-    @abstractmethod
-    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
-        """Log-probabilities of `token_ids`, each after its row of the step, and of the `num_best` best at each.
-
-        Logits are made for ROWS_AT_ONCE rows at a time. Raises NotFiniteError.
+        Its blocks are copied, then its forward pass runs.
         """
 
     @abstractmethod
-    def logits(self, rows: Sequence[int]) -> Float32:
-        """Logits [len(rows), num_token_ids] of rows of the last step; at most ROWS_AT_ONCE. For tests."""
+    def set_doorbell(self, fd: int) -> None:
+        """An eventfd that grows whenever a step has run that `start` did not wait for; -1: none."""
 
     @abstractmethod
     def describe(self) -> dict[str, str]:

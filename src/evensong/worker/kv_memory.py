@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from evensong.kernels.mode import ITEM_BYTES
-from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
+from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, own_layers
 from evensong.worker.device import num_probe_blocks
 
 # Bytes that one call of `touch` finds: a huge page. 5 ms on a virtual machine that must ask its host, 0.1 ms elsewhere.
@@ -23,7 +23,7 @@ Array = TypeVar("Array")
 
 
 class HostKV:
-    """`arrays`: one [num_slots + 1, 2 * num_kv_heads * head_dim] a layer; the last row is zero for ever.
+    """`arrays`: one [num_slots + 1, 2 * num_kv_heads * head_dim] for each of `specs`; the last row is zero for ever.
 
     The slots are those of the pool's blocks, and then of the blocks for probes.
 
@@ -47,13 +47,13 @@ class HostKV:
     def shared(specs: Sequence[LayerKVSpec], kv_cache: KVCacheConfig, make: Callable[[int, int], Array]) -> list[Array]:
         """An array for each layer, from `make(rows, width)`; those that layers of several groups share come twice."""
         num_slots = (kv_cache.num_blocks + num_probe_blocks(kv_cache.block_size)) * kv_cache.block_size
-        groups = [group.layers or tuple(range(len(specs))) for group in kv_cache.groups]
+        of_layer = {spec.layer: spec for spec in specs}
         by_layer: dict[int, Array] = {}
-        for layers in itertools.zip_longest(*groups):
-            spec = next(specs[layer] for layer in layers if layer is not None)
+        for layers in itertools.zip_longest(*own_layers(specs, kv_cache.groups)):
+            spec = next(of_layer[layer] for layer in layers if layer is not None)
             cache = make(num_slots + 1, 2 * spec.num_kv_heads * spec.head_dim)
             by_layer.update({layer: cache for layer in layers if layer is not None})
-        return [by_layer[layer] for layer in range(len(specs))]
+        return [by_layer[spec.layer] for spec in specs]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks, from and to, in this order."""

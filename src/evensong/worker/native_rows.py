@@ -74,7 +74,7 @@ def _row_of(row: SamplingRow, mask: int) -> bytes:
         _NO_TOKEN,
         _LOGITS if row_changes_logits(row) else _DRAW,
         _NO_LOGPROBS if count is None else count,
-        _NO_SLOT,
+        row.feed_slot,
         mask,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from evensong.protocol.output import PromptScores
 from evensong.protocol.step import SchedulerOutput
-from evensong.worker.device import Device, NotFiniteError
+from evensong.worker.device import DeviceStep, NotFiniteError
 from evensong.worker.slots import SlotTable
 
 NOT_FINITE = "the log-probabilities of the prompt cannot be computed: the model's logits are not finite"
@@ -44,13 +44,13 @@ def wanted_scores(plan: SchedulerOutput, slots: SlotTable) -> list[Wanted]:
     return wanted
 
 
-def score_prompts(device: Device, wanted: Sequence[Wanted]) -> tuple[dict[str, PromptScores], dict[str, str]]:
-    """The scores of the step that has just finished, and what failed, by request id."""
+def score_prompts(step: DeviceStep, wanted: Sequence[Wanted]) -> tuple[dict[str, PromptScores], dict[str, str]]:
+    """The scores of a step that has run, and what failed, by request id; nothing has started since."""
     scores: dict[str, PromptScores] = {}
     errors: dict[str, str] = {}
     for one in wanted:
         try:
-            scores[one.request_id] = PromptScores(one.start, device.score(one.rows, one.token_ids, one.num_best))
+            scores[one.request_id] = PromptScores(one.start, step.score(one.rows, one.token_ids, one.num_best))
         except NotFiniteError:
             errors[one.request_id] = NOT_FINITE
     return scores, errors

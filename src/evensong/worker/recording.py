@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evensong.distributed.grid import Rank
 from evensong.kernels.cpu.native import extension
-from evensong.kernels.cpu.recorder import CosSin, Recorder, Watchers
+from evensong.kernels.cpu.recorder import CosSin, NativeLinks, Recorder, Watchers
 from evensong.kernels.mode import NumericMode
 from evensong.models.base import CausalLM
-from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
-from evensong.worker.device import ROWS_AT_ONCE, num_probe_blocks
+from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, groups_of_layers
+from evensong.worker.device import BANKS, most_samples, num_probe_blocks
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """What layers read besides weights: their arrays of the KV cache, how blocks are found, and rotary tables."""
+    """What layers read besides weights: their arrays of the KV cache, how blocks are found, and rotary tables.
+
+    `arrays` and `specs` are those of the rank's layers; `cos_sin` has an entry for each layer of the model.
+    """
 
     arrays: Sequence[Any]
     specs: Sequence[LayerKVSpec]
     kv_cache: KVCacheConfig
     cos_sin: list[CosSin]
 
-    def caches(self) -> list[Any]:
-        """The native handles of the arrays, in layer order."""
-        groups = self.kv_cache.groups
-        group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers or range(len(self.specs))}
-        make = extension().Cache
-        return [
-            make(array, spec.num_kv_heads, spec.head_dim, group_of[layer], spec.window)
-            for layer, (array, spec) in enumerate(zip(self.arrays, self.specs, strict=True))
-        ]
+    def caches(self) -> dict[int, Any]:
+        """The native handles of the arrays, by layer."""
+        make, group_of = extension().Cache, groups_of_layers(self.specs, self.kv_cache.groups)
+        return {
+            spec.layer: make(array, spec.num_kv_heads, spec.head_dim, group_of[spec.layer], spec.window)
+            for array, spec in zip(self.arrays, self.specs, strict=True)
+        }
 
 
 class Recording:
     """`program` is replayed by every step; its segments from `head_begins` on are the output head and the sampler.
 
-    `logits` is the number of the buffer with the sampled rows' logits.
+    `logits` is the number of the buffer with the sampled rows' logits. Ranks before the last stage have no head, and of
+    the last stage only the output rank samples.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class Recording:
         isa: str,
         mode: NumericMode,
         model: CausalLM,
+        rank: Rank,
+        links: NativeLinks,
         memory: LayerMemory,
         max_model_len: int,
         num_token_ids: int,
@@ -53,6 +58,8 @@ class Recording:
         self._isa = isa
         self._mode = mode
         self._model = model
+        self._rank = rank
+        self._links = links
         self._memory = memory
         self._max_model_len = max_model_len
         self._watchers = watchers
@@ -61,15 +68,27 @@ class Recording:
         self.program: Any = None
         self._record(None)
 
-    def run_eagerly(self, engine: Any, inputs: tuple[Any, ...], sample_rows: Any, samples: Any) -> None:
+    def run_eagerly(
+        self,
+        engine: Any,
+        inputs: tuple[Any, ...],
+        sample_rows: Any,
+        samples: Any,
+        place: Mapping[str, int],
+        copies: Any,
+    ) -> None:
         """One step op by op: the model's forward is called anew, and each op runs as it is appended.
 
-        The sampler is left to the caller, as the last segment of a program that is this step's own.
+        Blocks are copied before the first one. The sampler is left to the caller, as the last segment of a program that
+        is this step's own. `place`: where the step stands, as `submit` takes it.
         """
 
         def run(first: int, last: int) -> None:
             if last > first:
-                ticket = engine.submit(self.program, *inputs, sample_rows, samples, first=first, last=last)
+                pairs = copies if first == 0 else None
+                ticket = engine.submit(
+                    self.program, *inputs, sample_rows, samples, first=first, last=last, copies=pairs, **place
+                )
                 engine.wait(ticket)
 
         self._record(run)
@@ -81,26 +100,30 @@ class Recording:
             self._mode,
             self._memory.caches(),
             self._memory.cos_sin,
+            links=self._links,
             watchers=self._watchers,
             after_each=after_each,
         )
         hidden = self._model.forward(recorder)
         self.head_begins = self.program.num_segments
-        self.logits = self._model.logits(recorder, hidden)
+        if self._rank.is_last_stage:
+            self.logits = self._model.logits(recorder, hidden)
         self.sampling_begins = self.program.num_segments
-        self.program.sampling(self.logits)
+        if self._rank.is_output:
+            self.program.sampling(self.logits)
 
     def _new_program(self) -> Any:
         kv_cache = self._memory.kv_cache
         return extension().Program(
             self._isa,
             max_rows=kv_cache.max_num_batched_tokens,
-            # Prompts are scored so many rows at a time.
-            max_samples=max(kv_cache.max_num_seqs, ROWS_AT_ONCE),
+            max_samples=most_samples(kv_cache),
             max_positions=self._max_model_len,
             num_blocks=kv_cache.num_blocks + num_probe_blocks(kv_cache.block_size),
             block_size=kv_cache.block_size,
             num_groups=len(kv_cache.groups),
             num_feed_slots=kv_cache.max_num_seqs,
             vocab_size=self.num_token_ids,
+            num_banks=BANKS,
+            feed=self._links.feed,
         )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from evensong.distributed.split import whole_share
 from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet, cpu_multiplies_bfloat16, describe_kernels, ops_for
 from evensong.kernels.mode import NumericMode, numeric_mode
@@ -21,21 +22,24 @@ from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
-from evensong.sampling.host_draws import HostDraws, sample_rows
+from evensong.sampling.host_draws import HostDraws
 from evensong.sampling.row import Bitmask, Float32, SamplingRow
-from evensong.sampling.sampler import Sampled
+from evensong.sampling.sampler import Sampled, sample_row
 from evensong.sources.model_description import ModelDescription
 from evensong.sources.weights import open_weights
 from evensong.utils.machine import available_memory_bytes, compute_threads
 from evensong.utils.progress import ProgressPage
-from evensong.worker.batch import Batch
+from evensong.worker.batch import Batch, Int64
 from evensong.worker.device import (
     NO_MASKS,
+    PROBE,
     ROWS_AT_ONCE,
     Device,
     DeviceSettings,
+    DeviceStep,
     ModelFiles,
     NotFiniteError,
+    StepMark,
     with_masks,
 )
 from evensong.worker.kv_memory import HostKV, copy_rows
@@ -46,14 +50,14 @@ from evensong.worker.torch_trace import TorchTrace
 CUDA_POOL_SHARE = 0.85
 
 
-class _Watched(list[torch.Tensor]):
-    """The KV caches of all layers: whoever takes the next layer's comes forward."""
+class _Watched(dict[int, torch.Tensor]):
+    """The KV caches by layer: whoever takes the next layer's comes forward."""
 
-    def __init__(self, caches: list[torch.Tensor], tick: Callable[[], None]) -> None:
+    def __init__(self, caches: Mapping[int, torch.Tensor], tick: Callable[[], None]) -> None:
         super().__init__(caches)
         self._tick = tick
 
-    def __getitem__(self, layer: int) -> torch.Tensor:  # type: ignore[override]  # no slices of layers are taken
+    def __getitem__(self, layer: int) -> torch.Tensor:
         self._tick()
         return super().__getitem__(layer)
 
@@ -74,25 +78,24 @@ class TorchDevice(Device):
         self._loaded: _Loaded | None = None
         self._kv: _TorchKV | None = None
         self._views: LayerViews | None = None
-        self._caches: list[torch.Tensor] = []
+        self._caches: dict[int, torch.Tensor] = {}
         self._num_token_ids = 0
-        self._step: tuple[TorchStep, torch.Tensor] | None = None
-        self._sampling: tuple[Float32, Sequence[SamplingRow]] | None = None
         self._trace = TorchTrace()
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description, weights = files.description, open_weights(files.source)
-        check_model(description, weights)
+        share = whole_share(description)
+        spans = check_model(description, weights, share)
         with (
             torch.inference_mode(),
-            tqdm(total=len(weights), desc="loading weights", unit="tensor", disable=not show, leave=False) as bar,
-            TensorReader(weights, lambda: bar.update(1)) as read,
+            tqdm(total=len(spans), desc="loading weights", unit="tensor", disable=not show, leave=False) as bar,
+            TensorReader(weights, spans, lambda: bar.update(1)) as read,
         ):
-            builder = TorchBuilder(read, self._ops, self.mode, self._torch)
+            builder = TorchBuilder(share, read, self._ops, self.mode, self._torch)
             self._loaded = _Loaded(description, build_model(description, builder), builder)
 
     def unload(self) -> None:
-        self._loaded, self._step = None, None
+        self._loaded = None
         gc.collect()
 
     def kv_specs(self) -> list[LayerKVSpec]:
@@ -107,18 +110,19 @@ class TorchDevice(Device):
     def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
         if self._kv is None:
             self._kv = _TorchKV(self.kv_specs(), kv_cache, self.mode, self._torch)
-            self._caches = self._kv.caches
+            self._caches = {spec.layer: cache for spec, cache in zip(self.kv_specs(), self._kv.caches, strict=True)}
         self._views = LayerViews(self.kv_specs(), kv_cache)
         self._num_token_ids = num_token_ids
         description = self._model.description
         self._model.tables = RotaryTables(description.rotary_dim, description.layer_ropes, max_model_len, self._torch)
 
     @torch.inference_mode()
-    def start(self, batch: Batch, rows: Sequence[SamplingRow]) -> None:
+    def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> DeviceStep:
         assert self._views is not None, "prepare comes first"
-        self._trace.step_begins(len(batch.token_ids))
+        self._trace.step_begins(mark.step_id, len(batch.token_ids))
         self._copy_blocks(batch)
-        metadata = self._views.metadata(batch, self._caches[0].shape[0] - 1, self._torch)
+        num_slots = next(iter(self._caches.values())).shape[0] - 1
+        metadata = self._views.metadata(batch, num_slots, self._torch)
         positions = torch.from_numpy(batch.positions()).to(self._torch)
         inputs = StepInputs(
             token_ids=torch.from_numpy(batch.token_ids).to(self._torch),
@@ -127,31 +131,13 @@ class TorchDevice(Device):
             metadata=metadata,
         )
         step = TorchStep(self._ops, self.mode, self._model.plan, inputs)
-        self._step = step, self._model.model.forward(step)
-        self._sampling = (self._logits_of(batch.sample_rows), rows) if rows else None
+        hidden = self._model.model.forward(step)
+        ran = _Ran(self._model.model, step, hidden, batch.sample_rows, rows, self._num_token_ids)
+        self._trace.step_ends()
+        return ran
 
-    def finish(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> list[Sampled]:
-        results = []
-        if self._sampling is not None:
-            (logits, rows), self._sampling = self._sampling, None
-            results = sample_rows(logits, with_masks(rows, masks), self._num_token_ids)
-        self._trace.step_goes_on()
-        return results
-
-    @torch.inference_mode()
-    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
-        draws, scores = HostDraws(), []
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            part = rows[first : first + ROWS_AT_ONCE]
-            for logits, token_id in zip(self.logits(part), token_ids[first:], strict=False):
-                if not np.isfinite(logits.max()):
-                    raise NotFiniteError
-                scores.append(draws.logprobs(logits, token_id, num_best, ()))
-        return scores
-
-    @torch.inference_mode()
-    def logits(self, rows: Sequence[int]) -> Float32:
-        return self._logits_of(np.asarray(rows, dtype=np.int64))[:, : self._num_token_ids]
+    def set_doorbell(self, fd: int) -> None:
+        """Nobody needs to be woken: `start` waits."""
 
     def describe(self) -> dict[str, str]:
         return {
@@ -161,23 +147,69 @@ class TorchDevice(Device):
         }
 
     def watch_progress(self, page: ProgressPage) -> None:
-        self._caches = _Watched(list(self._caches), page.tick)
+        self._caches = _Watched(self._caches, page.tick)
 
     def start_trace(self) -> Callable[[PartWriter], None]:
         self._trace.start(self.kind)
         return self._trace.stop
 
-    def _logits_of(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float32:
-        assert self._step is not None, "no step has run"
-        step, hidden = self._step
-        picked = hidden.index_select(0, torch.from_numpy(rows).to(self._torch))
-        logits: Float32 = self._model.model.logits(step, picked).cpu().numpy()
-        return logits
-
     @property
     def _model(self) -> _Loaded:
         assert self._loaded is not None, "the weights are asleep"
         return self._loaded
+
+
+class _Ran(DeviceStep):
+    """A step whose forward pass was run by `start`; logits are made when they are wanted."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        step: TorchStep,
+        hidden: torch.Tensor,
+        sample_rows: Int64,
+        rows: Sequence[SamplingRow],
+        num_token_ids: int,
+    ) -> None:
+        self._model = model
+        self._step = step
+        self._hidden = hidden
+        self._rows = rows
+        self._num_token_ids = num_token_ids
+        self._sampled_logits = self.logits(sample_rows) if rows else None
+        self._draws = HostDraws()
+
+    def draw(self, masks: Mapping[int, Bitmask] = NO_MASKS) -> None:
+        self._rows = with_masks(self._rows, masks)
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+    def sampled(self, index: int) -> Sampled:
+        assert self._sampled_logits is not None
+        return sample_row(self._sampled_logits[index], self._rows[index], self._draws)
+
+    def publish(self, tokens: Mapping[int, int]) -> None:
+        """A step that names tokens starts when they are known."""
+
+    def score(self, rows: range, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
+        scores = []
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            part = rows[first : first + ROWS_AT_ONCE]
+            for logits, token_id in zip(self.logits(part), token_ids[first:], strict=False):
+                if not np.isfinite(logits.max()):
+                    raise NotFiniteError
+                scores.append(self._draws.logprobs(logits, token_id, num_best, ()))
+        return scores
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[int] | Int64) -> Float32:
+        picked = self._hidden.index_select(0, torch.from_numpy(np.asarray(rows, np.int64)).to(self._hidden.device))
+        logits: Float32 = self._model.logits(self._step, picked).cpu().numpy()
+        return logits[:, : self._num_token_ids]
 
 
 class _Loaded:
@@ -189,7 +221,7 @@ class _Loaded:
         self.description = description
         self.model = model
         self.plan: AttentionPlan = builder.attention_plan(
-            description.num_heads, description.num_kv_heads, description.head_dim
+            builder.share.heads.num_heads, builder.share.heads.num_kv_heads, description.head_dim
         )
         self.trial_results = builder.trial_results()
 

@@ -44,18 +44,18 @@ class TorchTrace:
         self._clock_offset = time.time_ns() - time.monotonic_ns()
         self._profiler.start()
 
-    def step_begins(self, num_tokens: int, step_id: int = -1) -> None:
-        """A forward pass is about to start; where it has no id, it is numbered."""
-        if not self._listens:
+    def step_begins(self, step_id: int, num_tokens: int) -> None:
+        """A forward pass is about to start; a probe, whose id is -1, is no step."""
+        if not self._listens or step_id < 0:
             return
         if len(self._steps) == MOST_STEPS:
             self._end_listening()
             return
         now = time.monotonic_ns()
-        self._steps.append([step_id if step_id >= 0 else len(self._steps), now, now, num_tokens])
+        self._steps.append([step_id, now, now, num_tokens])
 
-    def step_goes_on(self) -> None:
-        """The step that began last has come this far."""
+    def step_ends(self) -> None:
+        """The step that began last has its logits."""
         if self._listens and self._steps:
             self._steps[-1][2] = time.monotonic_ns()
 

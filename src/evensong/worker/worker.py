@@ -6,9 +6,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from evensong.config.sections import EngineConfig
+from evensong.distributed.grid import ALONE, Rank
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec, ModelLimits
-from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 from evensong.sampling.processor import ProcessorConfig
 from evensong.sampling.processors import load_processors
 from evensong.sources.model_config import load_model_description
@@ -21,13 +21,24 @@ from evensong.worker.device import PROBE_TOKENS, DeviceSettings, ModelFiles
 from evensong.worker.devices import make_device
 from evensong.worker.profiler import Profiler
 from evensong.worker.runner import Runner
+from evensong.worker.stepping import SteppingWorker
 
 
-class Worker:
-    """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache."""
+class Worker(SteppingWorker):
+    """Construction picks the device and loads the weights; `initialize_from_config` allocates the KV cache.
 
-    def __init__(self, config: EngineConfig) -> None:
+    `links_fd`: the memory that the ranks of a replica share, where there are several; `processors`: this rank's own.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: Rank = ALONE,
+        links_fd: int | None = None,
+        processors: tuple[int, ...] | None = None,
+    ) -> None:
         model = config.model
+        self._rank = rank
         source = resolve_model(model.model, revision=model.revision, progress=False, fetched=True)
         self._source = source
         self._description = load_model_description(source)
@@ -41,6 +52,10 @@ class Worker:
                     dtype=run_dtype(model.dtype, self._description.torch_dtype),
                     kv_dtype=config.cache.kv_cache_dtype,
                     enforce_eager=model.enforce_eager,
+                    rank=rank,
+                    links_fd=links_fd,
+                    pipeline_layers=config.parallel.pipeline_layers,
+                    processors=processors,
                 )
             )
             show = config.observability.use_tqdm_on_load
@@ -52,18 +67,17 @@ class Worker:
         )
         # Called by name for each request: raises RequestError for settings that a processor refuses.
         self.check_request = self._processors.check
-        # `execute_model` then only hands a step to threads of the device's own, and `sample_tokens` waits.
+        # `execute_model` then only hands a step to threads of the device's own, and `take_output` waits.
         self.steps_run_elsewhere = self._device.steps_run_elsewhere
         # Memory that was asked for in bytes is taken while there is time; the default is a limit, and stays one.
         self._touches_ahead = config.cache.kv_cache_memory_bytes is not None
         self._kv_cache = KVCacheConfig(0, config.cache.block_size)
         self._max_model_len = self._description.max_position_embeddings
-        self._runner: Runner | None = None
         # Called by name as well: starts, stops or drops this rank's part of a profile.
         self.profile = Profiler(config.observability.torch_profiler_dir, self._device, self.get_rank()).act
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
-        """What each attention layer keeps per token."""
+        """What each attention layer of this rank keeps per token, by the model's layer numbers."""
         return self._device.kv_specs()
 
     def determine_available_memory(self) -> int:
@@ -79,7 +93,7 @@ class Worker:
         """Allocates the KV cache and runs the first step, which is slower than those that follow."""
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._device.prepare(kv_cache, max_model_len, self._num_token_ids)
-        self._runner = Runner(self._device, kv_cache, self._processors)
+        self._runner = Runner(self._device, kv_cache, self._processors, self._rank)
         self._runner.warm_up(1)
 
     def measure_token_rate(self) -> float:
@@ -98,22 +112,14 @@ class Worker:
             "mode": mode.name,
             "kv_dtype": mode.kv,
             "rope": ", ".join(sorted({str(rope) for rope in self._description.layer_ropes})),
-            "tensor_parallel_size": "1",
+            "tensor_parallel_size": str(self._rank.grid.tensor_parallel_size),
             **self._device.describe(),
             **self._processors.describe(),
         }
 
     def get_rank(self) -> int:
         """This worker's rank."""
-        return 0
-
-    def execute_model(self, plan: SchedulerOutput) -> None:
-        """The forward pass of a plan."""
-        self._require_runner().execute(plan)
-
-    def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelOutput:
-        """Tokens of the rows that the last plan samples; of constrained ones, those that `bitmask` allows."""
-        return self._require_runner().sample(bitmask)
+        return self._rank.index
 
     def use_idle_time(self) -> bool:
         """Some milliseconds of what makes later steps faster; False when nothing is left to do."""
@@ -140,10 +146,6 @@ class Worker:
             raise ConfigError("the model's files are not those that the engine started with")
         self._device.load(ModelFiles(self._source, self._description, lambda: self._digest), show=False)
         self._device.prepare(self._kv_cache, self._max_model_len, self._num_token_ids)
-
-    def _require_runner(self) -> Runner:
-        assert self._runner is not None, "initialize_from_config comes first"
-        return self._runner
 
 
 def run_dtype(asked: str, stored: str) -> str:

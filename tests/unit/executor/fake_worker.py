@@ -55,8 +55,11 @@ class RecordingWorker:
         if plan.step_id < 0:
             raise RuntimeError("the step failed")
 
-    def sample_tokens(self, bitmask: None) -> ModelOutput:
+    def sample_tokens(self, bitmask: None) -> None:
         self._note("sample")
+
+    def take_output(self) -> ModelOutput:
+        self._note("take")
         return ModelOutput(["a"], [[3]], [None])
 
     def add(self, a: int, b: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from evensong.config.sections import EngineConfig, ModelConfig
+from evensong.config.sections import EngineConfig, ModelConfig, SchedulerConfig
 from evensong.executor.uniproc import UniProcExecutor
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.step import CachedRequestData, SchedulerOutput
@@ -47,9 +47,16 @@ def test_every_verb_runs_in_one_thread_in_order(executor: UniProcExecutor) -> No
         "describe",
         "execute 1",
         "sample",
+        "take",
     ]
     assert executor.collective_rpc("get_num_threads") == [1]
-    assert executor.max_concurrent_batches == 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_more_is_in_flight_where_one_is_planned_ahead(ahead: bool) -> None:
+    executor = UniProcExecutor(EngineConfig(scheduler=SchedulerConfig(async_scheduling=ahead)), FAKE)
+    assert executor.max_concurrent_batches == 1 + ahead
+    executor.shutdown()
 
 
 def test_a_step_does_not_block_the_caller(executor: UniProcExecutor) -> None:
@@ -110,10 +117,10 @@ def test_a_worker_whose_steps_run_elsewhere_is_called_from_here(monkeypatch: pyt
         forward = executor.execute_model(plan(3))
         assert executor.collective_rpc("get_calls")[0][-1] == "execute 3"
         output = executor.sample_tokens(None)
-        assert executor.collective_rpc("get_calls")[0][-1] == "execute 3", "nobody has asked yet"
+        assert executor.collective_rpc("get_calls")[0][-1] == "sample", "nobody has asked yet"
         assert forward.result() is None and output.result().request_ids == ["a"]
         assert output.result().request_ids == ["a"]
-        assert executor.collective_rpc("get_calls")[0].count("sample") == 1
+        assert executor.collective_rpc("get_calls")[0].count("take") == 1
         assert executor.collective_rpc("get_num_threads")[0] == before + 1
         failed = executor.execute_model(plan(-1))
         with pytest.raises(RuntimeError, match="the step failed"):

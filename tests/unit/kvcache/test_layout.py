@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evensong.kvcache.layout import KVLayout, bytes_per_block, group_layers
+from evensong.kvcache.layout import KVLayout, bytes_per_block, group_layers, merge_specs
 from evensong.protocol.kv_spec import LayerGroup, LayerKVSpec
 
 
@@ -47,6 +47,23 @@ def test_a_block_holds_one_groups_tokens() -> None:
     for windows, widths, layers in (("fff", "121", 4), ("ssf", "111", 1), ("sssssff", "1111111", 2)):
         made = specs(windows, widths)
         assert bytes_per_block(made, group_layers(made), 16) == layers * (2 * 8 * 4) * 16
+
+
+def test_a_stage_has_memory_for_its_own_layers_only() -> None:
+    whole = specs("sssssff")
+    groups = group_layers(whole)
+    one = 2 * 8 * 4 * 16
+    # Groups (0, 1), (2, 3), (4,), (5, 6): a stage's layers of each group share its own tensors from the first on.
+    assert [bytes_per_block(whole[:cut], groups, 16) for cut in range(1, 8)] == [one, *[2 * one] * 6]
+    assert [bytes_per_block(whole[cut:], groups, 16) for cut in range(7)] == [2 * one] * 6 + [one]
+    assert bytes_per_block(whole[3:5], groups, 16) == one
+
+
+def test_specs_of_ranks_are_those_of_the_model() -> None:
+    whole = specs("sfsf")
+    narrow = [LayerKVSpec(spec.layer, 1, 4, "float32", 4, spec.window) for spec in whole]
+    assert merge_specs([whole[2:], narrow[2:], narrow[:2], whole[:2]]) == whole
+    assert group_layers(merge_specs([whole[:2], whole[2:]])) == group_layers(whole)
 
 
 def test_capacity_by_hand() -> None:

@@ -12,15 +12,20 @@ def hashes_of(manager: KVCacheManager, tokens: list[int], salt: str | None = Non
     return hashes
 
 
+def awaits(manager: KVCacheManager, hashes: list[bytes], num_cached: int, num_tokens: int) -> bool:
+    """Whether one of the requests that run, which all have these hashes, writes the next block."""
+    return manager.awaits_writer(hashes, num_cached, num_tokens, [(name, hashes) for name in manager.tables])
+
+
 def test_a_block_is_found_only_after_it_was_published() -> None:
     manager = KVCacheManager(8, 2, fingerprint="f")
     hashes = hashes_of(manager, [1, 2, 3, 4, 5])
     assert manager.start("a", [], hashes, 5)
-    assert manager.lookup(hashes, 5) == [] and manager.awaits_writer(hashes, 0, 5)
+    assert manager.lookup(hashes, 5) == [] and awaits(manager, hashes, 0, 5)
     manager.publish("a", hashes, 3)
-    assert manager.lookup(hashes, 5) == manager.tables["a"][:1] and manager.awaits_writer(hashes, 2, 5)
+    assert manager.lookup(hashes, 5) == manager.tables["a"][:1] and awaits(manager, hashes, 2, 5)
     manager.publish("a", hashes, 5)
-    assert manager.lookup(hashes, 5) == manager.tables["a"][:2] and not manager.awaits_writer(hashes, 4, 5)
+    assert manager.lookup(hashes, 5) == manager.tables["a"][:2] and not awaits(manager, hashes, 4, 5)
     check(manager)
 
 
@@ -66,11 +71,25 @@ def test_a_second_writer_is_still_one_when_the_first_goes() -> None:
     hashes = hashes_of(manager, [1, 2, 3])
     assert manager.start("a", [], hashes, 3) and manager.start("b", [], hashes, 3)
     manager.free("a")
-    assert manager.awaits_writer(hashes, 0, 3)
+    assert awaits(manager, hashes, 0, 3)
     check(manager)
     manager.free("b")
-    assert not manager.awaits_writer(hashes, 0, 3)
+    assert not awaits(manager, hashes, 0, 3)
     assert check(manager)["owned"] == 0
+
+
+def test_one_that_has_shown_a_block_does_not_write_it_again() -> None:
+    """The first one's block is gone with its window; a second one computes it, which alone is worth waiting for."""
+    manager = KVCacheManager(8, 2, fingerprint="f", windows=(2,), max_step_tokens=2)
+    hashes = hashes_of(manager, [1, 2, 3, 4, 5])
+    assert manager.start("a", [], hashes, 2)
+    manager.publish("a", hashes, 2)
+    assert manager.grow("a", 5) is not None
+    manager.free_passed([("a", 5)])
+    manager.pool.forget_all()
+    assert manager.start("b", [], hashes, 2) and manager.lookup(hashes, 5) == []
+    assert manager.awaits_writer(hashes, 0, 5, [("b", hashes)])
+    assert not manager.awaits_writer(hashes, 0, 5, [("a", hashes)])
 
 
 def test_without_prefix_caching_nothing_is_hashed_or_awaited() -> None:
@@ -78,7 +97,7 @@ def test_without_prefix_caching_nothing_is_hashed_or_awaited() -> None:
     hashes = hashes_of(manager, [1, 2, 3, 4])
     assert hashes == [] and manager.start("a", [], hashes, 4)
     manager.publish("a", hashes, 4)
-    assert manager.pool.by_hash == {} and not manager.awaits_writer(hashes, 0, 4)
+    assert manager.pool.by_hash == {} and not awaits(manager, hashes, 0, 4)
 
 
 def test_reset_is_refused_while_blocks_are_held() -> None:

@@ -118,8 +118,8 @@ def test_output_is_claimed_and_shown_like_a_prompt() -> None:
     kv_cache.publish("a", hashes, 7)
     kv_cache.extend_hashes(hashes, TOKENS[:8], None)
     kv_cache.claim("a", hashes)
-    assert kv_cache.awaits_writer(hashes, 4, 9)
+    assert kv_cache.awaits_writer(hashes, 4, 9, [("a", hashes)])
     assert kv_cache.grow("a", 8) == []
     kv_cache.publish("a", hashes, 8)
     assert kv_cache.lookup(hashes, 9) == kv_cache.tables["a"]
-    assert not kv_cache.awaits_writer(hashes, 8, 9)
+    assert not kv_cache.awaits_writer(hashes, 8, 9, [("a", hashes)])

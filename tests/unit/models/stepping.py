@@ -100,9 +100,7 @@ class Stepper:
     @staticmethod
     def vocab_size(model: Any) -> int:
         """Logits of a row, those that pad the vocabulary included."""
-        loaded = model._loaded
-        description = loaded[0] if isinstance(loaded, tuple) else loaded.description
-        size: int = description.vocab_size
+        size: int = model._loaded.description.vocab_size
         return size
 
     def sequence(self, tokens: Sequence[int]) -> Sequence_:
@@ -128,10 +126,10 @@ class Stepper:
         tokens = [t for s, count in work for t in s.tokens[s.computed : s.computed + count]]
         tables = [sequence.blocks for sequence, _ in work]
         batch = Batch(np.array(tokens, dtype=np.int64), counts, computed, tables, np.empty(0, dtype=np.int64))
-        self.device.start(batch, [])
-        self.device.finish()
+        step = self.device.start(batch, [])
+        step.wait()
         parts = [range(len(tokens))[first : first + ROWS_AT_ONCE] for first in range(0, len(tokens), ROWS_AT_ONCE)]
-        results = torch.cat([torch.from_numpy(self.device.logits(part)) for part in parts])
+        results = torch.cat([torch.from_numpy(step.logits(part)) for part in parts])
         for (sequence, count), logits in zip(work, results.split(counts), strict=True):
             sequence.logits.append(logits.clone())
             sequence.computed += count

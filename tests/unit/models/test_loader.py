@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from evensong.distributed.split import whole_share
 from evensong.models.base import CausalLM
-from evensong.models.check import NamingBuilder
-from evensong.models.loader import TensorReader, build_model
+from evensong.models.check import check_model
+from evensong.models.loader import TensorReader
 from evensong.models.registry import model_class
 from evensong.protocol.errors import ConfigError
 from evensong.sources.families import FAMILIES
@@ -67,11 +68,11 @@ def test_a_surplus_tensor(folder: Path) -> None:
 def test_progress_is_called_for_each_tensor(folder: Path) -> None:
     source = resolve_model(str(folder))
     weights, calls = open_weights(source), itertools.count(1)
-    names = NamingBuilder()
-    build_model(load_model_description(source), names)
-    with TensorReader(weights, lambda: next(calls)) as read:
-        for name, shape in names.expected.items():
-            assert read(name, shape).shape == shape
+    description = load_model_description(source)
+    spans = check_model(description, weights, whole_share(description))
+    with TensorReader(weights, spans, lambda: next(calls)) as read:
+        for name, wanted in spans.items():
+            assert read(name, wanted).shape == weights[name].shape
     assert next(calls) == len(weights) + 1 and read.read == set(weights)
 
 

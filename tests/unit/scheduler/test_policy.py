@@ -31,7 +31,7 @@ def full_of_low(**limits: Any) -> Driven:
 def runs(request_id: str, urgency: int, **fields: Any) -> Request:
     request = Request(ask(request_id, [1, 2]), priority=urgency)
     for name, value in fields.items():
-        setattr(request.rank if name.startswith("displaced") else request, name, value)
+        setattr(request.rank if name.startswith("displaced") else request.seat, name, value)
     return request
 
 

@@ -36,6 +36,22 @@ def test_a_mixed_batch() -> None:
     assert batch.sample_rows.tolist() == [0, 18]
 
 
+def test_tokens_that_are_not_known_are_named_by_their_feed_slots() -> None:
+    slots = SlotTable()
+    slots.apply(SchedulerOutput(1, [new(name, [5, 6], [0], 0) for name in "abc"], CachedRequestData(), {}, [], []))
+    for step_id, name in ((3, "a"), (4, "b"), (4, "c")):
+        slots[name].num_computed_tokens = 2
+        slots[name].append_unknown(step_id)
+    slots["c"].learn(4, 77)
+    cached = CachedRequestData(["a", "c"], [[], []], [2, 2])
+    batch = build_batch(SchedulerOutput(5, [], cached, {"a": 1, "c": 1}, ["a", "c"], []), slots)
+    assert batch.token_ids.tolist() == [-1, 77] and batch.feed_after == 3
+    batch = build_batch(SchedulerOutput(5, [], cached, {"b": 1, "a": 1}, ["b", "a"], []), slots)
+    assert batch.token_ids.tolist() == [-2, -1] and batch.feed_after == 4
+    batch = build_batch(SchedulerOutput(5, [], cached, {"c": 1}, ["c"], []), slots)
+    assert batch.feed_after == -1
+
+
 def test_an_empty_plan() -> None:
     batch = build_batch(SchedulerOutput(1, [], CachedRequestData(), {}, [], []), SlotTable())
     assert len(batch.token_ids) == len(batch.positions()) == len(batch.sample_rows) == 0

@@ -15,7 +15,7 @@ from evensong.worker.layer_views import LayerViews
 NUM_SLOTS = 400
 
 
-def metadata_of(specs: list[LayerKVSpec]) -> list[AttentionMetadata]:
+def metadata_of(specs: list[LayerKVSpec]) -> dict[int, AttentionMetadata]:
     """For one token at position 20; group g's block i is 10 g + i, of 4 tokens."""
     groups = group_layers(specs)
     views = LayerViews(specs, KVCacheConfig(100, 4, groups))
@@ -46,4 +46,8 @@ def test_layers_of_a_hybrid_read_their_own_blocks() -> None:
 
 def test_layers_of_different_widths_share_blocks_and_keep_their_windows() -> None:
     specs = [LayerKVSpec(0, 1, 8, "float32", 4, 6), LayerKVSpec(1, 2, 8, "float32", 4), LayerKVSpec(2, 1, 8, "f", 4, 3)]
-    assert [seen(one) for one in metadata_of(specs)] == [list(range(15, 21)), list(range(21)), list(range(18, 21))]
+    assert [seen(one) for one in metadata_of(specs).values()] == [
+        list(range(15, 21)),
+        list(range(21)),
+        list(range(18, 21)),
+    ]

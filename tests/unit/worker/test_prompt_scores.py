@@ -14,7 +14,7 @@ from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.testing.tiny_models import NUM_TOKENS, TinyLlama, write_tiny_llama
 from evensong.worker import device as device_module
-from evensong.worker import native_device, prompt_scores
+from evensong.worker import native_step, prompt_scores
 from evensong.worker.worker import Worker
 from tests.unit.worker.worlds import BLOCK, NUM_BLOCKS, Job, World, make_worker, spoiled
 
@@ -82,7 +82,7 @@ def test_a_position_says_what_sampling_there_says(worker: Worker, expected: Foun
 def test_neither_chunks_nor_batches_nor_rows_at_once_matter(
     worker: Worker, expected: Found, chunk: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_device, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(native_step, "ROWS_AT_ONCE", at_once)
     jobs = make_jobs()
     World(worker).run(jobs, 3, chunk)
     assert found(jobs) == expected
@@ -102,15 +102,14 @@ def test_preemption_repeats_nothing_and_changes_nothing(worker: Worker, expected
 
 
 def test_logits_are_made_for_a_few_rows_at_a_time(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    device: Any = worker._device
-    original, most = device._run_head, 0
+    original, most = native_step.NativeStep._run_head, 0
 
-    def run_head(rows: range, samples: Any) -> Any:
+    def run_head(self: native_step.NativeStep, rows: range, samples: Any) -> Any:
         nonlocal most
         most = max(most, len(rows))
-        return original(rows, samples)
+        return original(self, rows, samples)
 
-    monkeypatch.setattr(device, "_run_head", run_head)
+    monkeypatch.setattr(native_step.NativeStep, "_run_head", run_head)
     World(worker).run([Job("long", [5] * 200, SamplingParams(prompt_logprobs=1))], 1)
     assert most == device_module.ROWS_AT_ONCE
 

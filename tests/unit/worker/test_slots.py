@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.step import CachedRequestData, NewRequestData, SchedulerOutput
@@ -28,6 +29,7 @@ def test_a_newcomer_with_output_continues_where_it_stopped() -> None:
     slot = slots["a"]
     assert slot.tokens.tolist() == [1, 2, 3, 7, 8]
     assert (slot.num_computed_tokens, slot.blocks.ids.tolist()) == (3, [[4]])
+    slot.append_unknown(6)
     row = slot.sampling_row()
     assert list(row.prompt_token_ids) == [1, 2, 3] and list(row.output_token_ids) == [7, 8]
     assert row.position == 5 and list(row.eos_token_ids) == [2]
@@ -36,17 +38,48 @@ def test_a_newcomer_with_output_continues_where_it_stopped() -> None:
 def test_tokens_are_kept_while_the_array_grows() -> None:
     slots = SlotTable()
     slots.apply(plan([new("a", list(range(100)), [], [0])]))
-    for token_id in range(1000, 1500):
-        slots["a"].append(token_id)
+    for step_id, token_id in enumerate(range(1000, 1500)):
+        slots["a"].append_unknown(step_id)
+        slots["a"].learn(step_id, token_id)
     assert slots["a"].tokens.tolist() == [*range(100), *range(1000, 1500)]
+    slots["a"].append_unknown(500)
     assert list(slots["a"].sampling_row().output_token_ids) == list(range(1000, 1500))
+
+
+@pytest.mark.parametrize("length", [60, 61, 62, 63, 64, 65])
+def test_a_row_made_before_its_tokens_are_known_has_them_later(length: int) -> None:
+    """A step's rows are made while the step before is in flight, and read when that one is settled; arrays grow."""
+    slots = SlotTable()
+    slots.apply(plan([new("a", [1], list(range(length - 1)), [0])]))
+    slot, rows = slots["a"], []
+    for step_id in range(6):
+        if step_id >= 2:
+            slot.learn(step_id - 2, 100 + step_id - 2)
+        slot.append_unknown(step_id)
+        assert slot.tokens[-1] == -1 - slot.feed_slot
+        rows.append(slot.sampling_row())
+        if step_id >= 1:
+            # As late as the runner settles the step before this row's.
+            assert rows[step_id - 1].position == length + step_id - 1
+            expected = [*range(length - 1), *range(100, 100 + step_id - 1)]
+            assert list(rows[step_id - 1].output_token_ids) == expected
+
+
+def test_feed_slots_are_given_back_and_never_shared() -> None:
+    slots = SlotTable()
+    slots.apply(plan([new(name, [1], [], [0]) for name in "abc"]))
+    assert [slots[name].feed_slot for name in "abc"] == [0, 1, 2]
+    slots.apply(plan([new("d", [1], [], [0]), new("e", [1], [], [0])], released=["b"]))
+    assert [slots[name].feed_slot for name in "dace"] == [1, 0, 2, 3]
+    slots.apply(plan([new(name, [1], [], [0]) for name in "wxyz"], released=list("acde")))
+    assert sorted(slots[name].feed_slot for name in "wxyz") == [0, 1, 2, 3]
 
 
 def test_the_plans_lists_are_not_shared() -> None:
     prompt, blocks = [1, 2], [5]
     slots = SlotTable()
     slots.apply(plan([new("a", prompt, [], blocks)]))
-    slots["a"].append(9)
+    slots["a"].append_unknown(2)
     slots["a"].blocks.extend([6])
     assert (prompt, blocks) == ([1, 2], [5])
 

@@ -26,13 +26,13 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 def test_torch_ops_lie_within_their_step_on_the_monotonic_clock(tmp_path: Path) -> None:
     trace, a = TorchTrace(), torch.ones(8, 8)
-    trace.step_begins(3)  # nobody listens
-    trace.step_goes_on()
+    trace.step_begins(16, 3)  # nobody listens
+    trace.step_ends()
     trace.start("cpu")
     begin = time.monotonic_ns()
-    trace.step_begins(5, 17)
+    trace.step_begins(17, 5)
     torch.matmul(a, a)
-    trace.step_goes_on()
+    trace.step_ends()
     end = time.monotonic_ns()
     with PartWriter(tmp_path / "part", 2, "worker-0.1") as writer:
         trace.stop(writer)
@@ -50,15 +50,15 @@ def test_it_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch_trace, "MOST_STEPS", 2)
     trace = TorchTrace()
     trace.start("cpu")
-    for _ in range(4):
-        trace.step_begins(1)
+    for step_id in (-1, 0, 1, 2):
+        trace.step_begins(step_id, 1)
         torch.zeros(3).exp()
-        trace.step_goes_on()
+        trace.step_ends()
     with PartWriter(tmp_path / "part", 1, "worker-0.0") as writer:
         trace.stop(writer)
     events = events_of(tmp_path / "part")
     assert sum(event.get("cat") == "step" for event in events) == 2
-    assert sum(event["name"] == "aten::exp" for event in events) == 2
+    assert sum(event["name"] == "aten::exp" for event in events) == 3, "a probe and two steps"
     assert any(event["name"] == "process_labels" for event in events)
 
 

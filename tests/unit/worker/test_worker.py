@@ -91,6 +91,7 @@ def test_steps_before_the_cache_are_a_bug(folder: Path) -> None:
     worker = Worker(EngineConfig(model=ModelConfig(model=str(folder), device="cpu")))
     with pytest.raises(AssertionError, match="initialize_from_config"):
         worker.sample_tokens(None)
+        worker.take_output()
 
 
 def test_run_dtypes() -> None:

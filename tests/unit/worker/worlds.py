@@ -110,7 +110,9 @@ class World:
         self._step += 1
         self.worker.execute_model(SchedulerOutput(self._step, new, cached, counts, sampling, self.released))
         self.released = []
-        output = self.worker.sample_tokens(None)
+        self.worker.sample_tokens(None)
+        output = self.worker.take_output()
+        assert output is not None
         assert output.request_ids == sampling
         by_id = {job.request_id: job for job, _ in work}
         for job, count in work:

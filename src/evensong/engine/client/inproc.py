@@ -51,7 +51,7 @@ class InprocClient(SyncCoreClient):
 
     def get_output(self) -> EngineCoreOutputs:
         self._check_alive()
-        if not self._core.gate.has_work():
+        if not self._core.has_work():
             self._core.compiling.wait()
         self._admissions += [admission for _, admission in self._core.take_admissions()]
         model_ran = self._step()
@@ -87,7 +87,7 @@ class InprocClient(SyncCoreClient):
     @property
     def has_work(self) -> bool:
         """True when a step would compute something."""
-        return self._core.gate.has_work() or len(self._core.compiling) > 0
+        return self._core.has_work() or len(self._core.compiling) > 0
 
     def _step(self) -> bool:
         """One step; True if the model ran."""

@@ -16,9 +16,21 @@ from evensong.protocol.output import FinishReason, UtilityReply
 from evensong.protocol.request import UtilityCall
 from evensong.protocol.wire import pack, unpack
 
+# Verbs that look, or act on requests alone: they need not wait for steps in flight.
+_BESIDE_STEPS = {
+    "abort_requests",
+    "get_supported_tasks",
+    "is_paused",
+    "is_scheduler_empty",
+    "is_sleeping",
+}
+
 
 class Control:
-    """Runs verbs on a core, between steps. `emit` gets the outputs of requests that a verb ends."""
+    """Runs verbs on a core, between steps. `emit` gets the outputs of requests that a verb ends.
+
+    What touches workers or blocks waits for the steps in flight, whose outputs go out first.
+    """
 
     def __init__(self, core: EngineCore, emit: Callable[[Outputs], None]) -> None:
         self._core = core
@@ -49,7 +61,10 @@ class Control:
         if not isinstance(args, dict) or not set(args) <= set(declared.args):
             raise UtilityError(f"{verb} takes {', '.join(declared.args) or 'no arguments'}")
         owner = self._pausing if hasattr(self._pausing, verb) else self
-        return getattr(owner, verb)(**_converted(declared, args))
+        converted = _converted(declared, args)
+        if verb not in _BESIDE_STEPS:
+            self._emit(self._core.drain())
+        return getattr(owner, verb)(**converted)
 
     def _reply(self, call: UtilityCall, act: Callable[[], Any]) -> UtilityReply | None:
         """Never raises."""

@@ -12,6 +12,7 @@ import msgspec
 
 from evensong.config.resolve import read_tenant_weights
 from evensong.config.sections import EngineConfig
+from evensong.engine.core.batch_queue import BatchQueue
 from evensong.engine.core.compiling import Compiling
 from evensong.engine.core.deadlines import Deadlines
 from evensong.engine.core.gate import Gate
@@ -25,9 +26,9 @@ from evensong.protocol.errors import ErrorBody, RequestError
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.output import Admission, EngineCoreOutput, FinishReason
 from evensong.protocol.request import EngineCoreRequest
-from evensong.protocol.step import SchedulerOutput
 from evensong.protocol.tenants import tenant_id
 from evensong.scheduler.admission import id_in_use
+from evensong.scheduler.ahead import make_ahead
 from evensong.scheduler.budget import SchedulerLimits
 from evensong.scheduler.commit import final_output
 from evensong.scheduler.fairness import FairShare
@@ -98,14 +99,13 @@ class EngineCore:
             self.executor.watch_progress(self.progress)
             self.checks = RequestChecks(self.executor, resources)
             self.gate = Gate(self.scheduler, self.progress)
+            self.steps = BatchQueue(self.executor, self.scheduler, self.progress)
         except BaseException:
             self.executor.shutdown()
             raise
         self.resources = _with_phases(resources, phases)
         self.drafts: Drafts = NoDrafts()
         self.aborts: SimpleQueue[list[str]] = SimpleQueue()
-        # What runs now, for the note that is left when a step fails.
-        self.current_plan: SchedulerOutput | None = None
         # What start-up made stays; collections later need not walk it.
         gc.collect()
         gc.freeze()
@@ -179,27 +179,41 @@ class EngineCore:
                 outputs.setdefault(client_index, []).append(last)
         return outputs
 
+    def has_work(self) -> bool:
+        """True while steps are in flight, or one would compute something."""
+        return len(self.steps) > 0 or self.gate.has_work()
+
     def step(self) -> tuple[Outputs, bool]:
-        """One step: outputs by client index, and whether the model ran. Raises what the workers raise."""
+        """Plans as far ahead as it may and applies one step's result; raises what the workers raise.
+
+        Outputs by client index, and whether the model ran.
+        """
         if self.failure is not None:
             raise ExecutorFailed(f"the workers failed: {self.failure}")
         outputs = self.end_overdue()
-        if not self.gate.has_work():
+        if self.gate.has_work():
+            self.steps.fill()
+        if not self.steps:
             return outputs, False
-        plan = self.current_plan = self.scheduler.schedule()
-        self.progress.step_begins(sum(plan.num_scheduled_tokens.values()))
-        forward = self.executor.execute_model(plan)
-        bitmask = self.scheduler.get_grammar_bitmask(plan)
-        output = self.executor.sample_tokens(bitmask)
-        forward.result()
-        sampled = output.result()
-        for more in (self.process_aborts(), self.scheduler.update_from_output(plan, sampled)):
-            _merge(outputs, more)
+        _merge(outputs, self._apply_oldest())
+        return outputs, True
+
+    def drain(self) -> Outputs:
+        """Takes the results of all steps in flight and plans nothing: for what acts between steps."""
+        outputs: Outputs = {}
+        while self.steps:
+            _merge(outputs, self._apply_oldest())
+        return outputs
+
+    def _apply_oldest(self) -> Outputs:
+        """Waits for the oldest step in flight; requests that ended meanwhile get nothing of it."""
+        plan, sampled = self.steps.take()
+        outputs = self.process_aborts()
+        _merge(outputs, self.scheduler.update_from_output(plan, sampled))
         if self.check_each_step:
             self.scheduler.check_kv_cache()
-        self.current_plan = None
-        self.progress.step_done()
-        return outputs, bool(plan.num_scheduled_tokens)
+        self.steps.done()
+        return outputs
 
     def post_step(self, model_ran: bool) -> None:
         """After a step's results were sent."""
@@ -251,7 +265,9 @@ class EngineCore:
             max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
             use_priorities=config.scheduler.scheduling_policy == "priority",
         )
-        return Scheduler(limits, kv_cache, policy=_make_policy(config))
+        num_stages = config.parallel.pipeline_parallel_size
+        ahead = make_ahead(num_stages, self.executor.max_concurrent_batches, resources.max_model_len)
+        return Scheduler(limits, kv_cache, policy=_make_policy(config), ahead=ahead)
 
 
 def _merge(outputs: Outputs, more: Outputs) -> None:

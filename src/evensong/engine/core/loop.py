@@ -63,7 +63,7 @@ class CoreLoop:
     def _drain(self) -> None:
         """Everything in the inbox; waits for a message when there is nothing to run."""
         while True:
-            idle = not self._core.gate.has_work()
+            idle = not self._core.has_work()
             if idle and self._inbox.empty():
                 self._become_idle()
             try:
@@ -150,11 +150,14 @@ class CoreLoop:
         self._send_outputs(self._core.finish_requests(own, FinishReason.ABORT))
 
     def _stopped(self) -> bool:
-        """True when a shutdown is complete: nothing runs, or its time is over and what ran was aborted."""
+        """True when a shutdown is complete: nothing runs, or its time is over and what ran was aborted.
+
+        Steps in flight are taken first: nobody waits for them, but they write into memory that ends with the workers.
+        """
         if self._deadline is not None and time.monotonic() >= self._deadline:
             left = self._core.request_ids()
             self._send_outputs(self._core.finish_requests(left, FinishReason.ABORT))
-        return not self._core.request_ids()
+        return not self._core.request_ids() and not self._core.has_work()
 
     def _send_admissions(self) -> None:
         for client_index, admission in self._core.take_admissions():

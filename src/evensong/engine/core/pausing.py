@@ -81,6 +81,8 @@ class Pausing:
                     f"{verb}: the engine was resumed, or stopped, before its requests had finished", status=CONFLICT
                 )
             gate.close(Standing.SHUT)
+            # Steps of requests that have ended may be in flight, and write into memory that is given up next.
+            self._emit(self._core.drain())
             then()
 
         if gate.standing is Standing.DRAINING and scheduler.has_begun_requests():

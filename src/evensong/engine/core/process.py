@@ -128,7 +128,7 @@ class CoreProcess:
             code = FAILURE
             # Clients first: they wait.
             outputs.send_death(f"{type(error).__name__}: {error}")
-            logger.exception("the core dies; it ran %s", describe_plan(core.current_plan))
+            logger.exception("the core dies; it ran %s", describe_plan(core.steps.current_plan))
             logger.error("scheduler: %s", core.scheduler.make_stats())
         inputs.close()
         outputs.close()

@@ -15,7 +15,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,10 +54,11 @@ def packed_key(parts: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def packed_path(model: str, key: str) -> Path:
-    """Where the packed weights of a model with this key are kept."""
+def packed_path(model: str, key: str, part: str = "") -> Path:
+    """Where the packed weights of a model with this key are kept; `part`: which of a model that several ranks share."""
     prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip(".-")[:40] or "model"
-    return cache_dir() / "packed" / f"{prefix}-{key[:16]}.bin"
+    # Each part counts as a model of its own where old files are removed.
+    return cache_dir() / "packed" / f"{prefix}{'.' * bool(part)}{part}-{key[:16]}.bin"
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,15 @@ class PackedFile:
         """The tensor of that name. Raises KeyError."""
         return self._entries[name]
 
-    def verify(self, checksum: Checksum = crc32, threads: int = 1) -> bool:
-        """Whether all bytes are those that were written; reads them all. A file with others is removed."""
-        found = _checksums([entry.data for entry in self._entries.values()], checksum, threads)
-        for (name, expected), value in zip(self._checksums.items(), found, strict=True):
-            if value != expected:
+    def verify(self, checksum: Checksum = crc32, threads: int = 1, used: Used | None = None) -> bool:
+        """Whether all bytes are those that were written; reads them all, or those of the tensors that are used.
+
+        A file with others is removed.
+        """
+        names = self.names if used is None else sorted(used(self))
+        found = _checksums([self._entries[name].data for name in names], checksum, threads)
+        for name, value in zip(names, found, strict=True):
+            if value != self._checksums[name]:
                 _remove_damaged(self.path, f"the bytes of {name} are others than were written")
                 return False
         return True
@@ -144,10 +149,16 @@ class PackedFile:
         self._checksums = {}
 
 
-def open_packed(path: Path, key: str, checksum: Checksum | None = None, threads: int = 1) -> PackedFile | None:
+# Names of the tensors that will be used.
+Used = Callable[[PackedFile], Collection[str]]
+
+
+def open_packed(
+    path: Path, key: str, checksum: Checksum | None = None, threads: int = 1, used: Used | None = None
+) -> PackedFile | None:
     """The packed weights in `path`; None where there are none with this key. A damaged file is removed.
 
-    With `checksum`, every tensor is verified, which reads the whole file.
+    With `checksum`, every tensor is verified, which reads the whole file, or only those that are used.
     """
     try:
         file = map_packed(path, key)
@@ -156,7 +167,7 @@ def open_packed(path: Path, key: str, checksum: Checksum | None = None, threads:
         return None
     except OSError:
         return None
-    if file is None or (checksum is not None and not file.verify(checksum, threads)):
+    if file is None or (checksum is not None and not file.verify(checksum, threads, used)):
         return None
     try:
         os.utime(path)  # the time of last use, for prune

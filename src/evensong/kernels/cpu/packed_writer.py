@@ -29,6 +29,7 @@ from evensong.kernels.cpu.packed_file import (
     PackedFile,
     Record,
     TensorMeta,
+    Used,
     advise,
     crc32,
     header_and_table,
@@ -271,18 +272,23 @@ class PackedWriter:
 
 
 def open_or_pack(
-    path: Path, key: str, pack: Callable[[PackedWriter], dict[str, Any]], checksum: Checksum = crc32, threads: int = 1
+    path: Path,
+    key: str,
+    pack: Callable[[PackedWriter], dict[str, Any]],
+    checksum: Checksum = crc32,
+    threads: int = 1,
+    used: Used | None = None,
 ) -> PackedFile:
     """The packed weights in `path`, written first where they are not there: `pack` adds tensors and gives `extra`.
 
-    Processes that start at once wait for the one that packs, and map its file. What was there is verified, and where
-    it is damaged packed anew.
+    Processes that start at once wait for the one that packs, and map its file. What was there is verified, all of it or
+    what will be used, and where it is damaged packed anew.
     """
-    file = open_packed(path, key, checksum, threads)
+    file = open_packed(path, key, checksum, threads, used)
     if file is not None:
         return file
     with _packing(path):
-        file = open_packed(path, key, checksum, threads)
+        file = open_packed(path, key, checksum, threads, used)
         if file is not None:
             return file
         with PackedWriter(path, key) as writer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +18,36 @@ CosSin = tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[n
 
 @dataclass(frozen=True)
 class NativeWeight:
-    """A packed weight (`evensong._native.Weight`) and its bias in the packed order, if it has one."""
+    """A packed weight (`evensong._native.Weight`) and its bias in the packed order, if it has one.
+
+    `partial`: it is over some of the product's inputs, or has some of the vocabulary's rows; others have the rest.
+    `first`: its first output among those of the whole, which only tables and output heads ask for.
+    """
 
     packed: Any
     bias: Any = None
+    partial: bool = False
+    first: int = 0
 
     @property
     def outputs(self) -> int:
         """Outputs of the product, before gating."""
         return int(self.packed.rows)
+
+
+@dataclass(frozen=True)
+class NativeLinks:
+    """Through what a program meets other ranks' (objects of `evensong._native`); None where there is nobody.
+
+    `feed`: bytes of the feed table that all ranks share. `group`: the parts of this stage. `logits`: those of the last
+    stage, for parts of the vocabulary. `incoming` and `outgoing`: channels from the stage before and to the next.
+    """
+
+    feed: Any = None
+    group: Any = None
+    logits: Any = None
+    incoming: Any = None
+    outgoing: Any = None
 
 
 @dataclass
@@ -51,9 +72,10 @@ class Recorder(Ops):
         self,
         program: Any,
         mode: NumericMode,
-        caches: list[Any],
+        caches: Mapping[int, Any],
         cos_sin: list[CosSin],
         *,
+        links: NativeLinks | None = None,
         watchers: Watchers | None = None,
         after_each: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -61,6 +83,7 @@ class Recorder(Ops):
         self._mode = mode
         self._caches = caches
         self._cos_sin = cos_sin
+        self._links = links or NativeLinks()
         self._watchers = watchers or Watchers()
         self._after_each = after_each
         self._buffers: dict[tuple[str, int, str, bool], int] = {}
@@ -69,8 +92,23 @@ class Recorder(Ops):
 
     def embed(self, table: Weight, scale: float) -> Value:
         x = self._buffer("residual", table.packed.cols, "float32")
-        self._program.embedding(table.packed, self._mode.rounded(scale), x)
+        if table.partial:
+            # The token's row is in one part; the others give zeros, so that the sum is the row itself.
+            part = self._program.exchange(self._links.group)
+            self._program.embedding(table.packed, self._mode.rounded(scale), part, first_row=table.first)
+            self._program.all_reduce(part, x, "store")
+        else:
+            self._program.embedding(table.packed, self._mode.rounded(scale), x)
         return self._end(x)
+
+    def receive(self, width: int) -> Value:
+        x = self._buffer("residual", width, "float32")
+        self._program.receive(self._links.incoming, x)
+        return self._end(x)
+
+    def send(self, x: Value) -> None:
+        self._program.send(x, self._links.outgoing)
+        self._end(x)
 
     def norm(self, x: Value, weight: Norm, eps: float) -> Value:
         h = self._buffer("normed", self._widths[x], self._mode.compute)
@@ -79,12 +117,19 @@ class Recorder(Ops):
 
     def linear(self, weight: Weight, h: Value) -> Value:
         y = self._buffer("product", weight.outputs, "float32")
-        self._program.linear(h, weight.packed, weight.bias, "store", y)
-        return self._end(y)
+        return self._product(weight, h, "store", y)
 
     def add_linear(self, x: Value, weight: Weight, h: Value) -> Value:
-        self._program.linear(h, weight.packed, weight.bias, "add", x)
-        return self._end(x)
+        return self._product(weight, h, "add", x)
+
+    def _product(self, weight: Weight, h: Value, mode: str, out: Value) -> Value:
+        if weight.partial:
+            part = self._program.exchange(self._links.group)
+            self._program.linear(h, weight.packed, weight.bias, "store", part)
+            self._program.all_reduce(part, out, mode)
+        else:
+            self._program.linear(h, weight.packed, weight.bias, mode, out)
+        return self._end(out)
 
     def add_norm(self, x: Value, y: Value, weight: Norm, eps: float) -> Value:
         self._program.add_norm(x, y, weight, eps)
@@ -116,10 +161,17 @@ class Recorder(Ops):
     def head(self, x: Value, norm: Norm, eps: float, weight: Weight) -> Value:
         rows = self._buffer("sampled rows", self._widths[x], "float32", sampled=True)
         normed = self._buffer("sampled rows, normed", self._widths[x], self._mode.compute, sampled=True)
-        logits = self._buffer("logits", weight.outputs, "float32", sampled=True)
         self._program.copy_sampled(x, rows)
         self._program.norm(rows, norm, eps, normed, sampled_rows=True)
-        self._program.linear(normed, weight.packed, weight.bias, "store", logits, sampled_rows=True)
+        if self._links.logits is None:
+            logits = self._buffer("logits", weight.outputs, "float32", sampled=True)
+            self._program.linear(normed, weight.packed, weight.bias, "store", logits, sampled_rows=True)
+        else:
+            logits = self._program.shared_logits(self._links.logits)
+            self._program.linear(
+                normed, weight.packed, weight.bias, "store", logits, sampled_rows=True, first_column=weight.first
+            )
+            self._program.gather_logits(logits)
         return self._end(logits)
 
     def tap(self, name: str, x: Value) -> None:

@@ -11,13 +11,14 @@ from evensong.engine.core.core import EngineCore
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.output import FinishReason
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
+from evensong.scheduler.grammar.state import RequestGrammar
 from evensong.testing.fake_executor import FakeExecutor
 from tests.unit.engine.core.making import ask, make_core
 
 
 class Watched(FakeExecutor):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(steps_ahead=0)
         self.calls: list[str] = []
         self.closed = 0
 
@@ -32,6 +33,21 @@ class Watched(FakeExecutor):
     def shutdown(self) -> None:
         self.closed += 1
         super().shutdown()
+
+
+class AnyToken(RequestGrammar):
+    """A grammar that allows all, by saying nothing."""
+
+    num_words = 1
+
+    def __init__(self) -> None:
+        self.fault = None
+
+    def fill(self, row: object) -> bool:
+        return False
+
+    def accept(self, token_id: int) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -53,6 +69,7 @@ def test_an_idle_step_does_nothing(core: EngineCore, executor: Watched) -> None:
 def test_a_step_executes_makes_the_bitmask_samples_aborts_and_updates(
     core: EngineCore, executor: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing is planned ahead: one step after the other."""
     for name in ("get_grammar_bitmask", "update_from_output", "finish_requests"):
         real = getattr(core.scheduler, name)
 
@@ -63,10 +80,11 @@ def test_a_step_executes_makes_the_bitmask_samples_aborts_and_updates(
         monkeypatch.setattr(core.scheduler, name, watched)
     core.add_request(ask("a"))
     core.add_request(ask("b", client_index=1))
+    core.scheduler.requests["b"].grammar = AnyToken()
     core.aborts.put(["a", "unknown"])
     outputs, model_ran = core.step()
     assert executor.calls == ["execute", "get_grammar_bitmask", "sample", "finish_requests", "update_from_output"]
-    assert model_ran and core.current_plan is None
+    assert model_ran and core.steps.current_plan is None
     assert [(o.request_id, o.finish_reason, o.new_token_ids) for o in outputs[0]] == [("a", FinishReason.ABORT, [])]
     assert [(o.request_id, len(o.new_token_ids)) for o in outputs[1]] == [("b", 1)]
 
@@ -76,7 +94,7 @@ def test_a_failing_step_raises_and_leaves_its_plan_as_a_note() -> None:
     core.add_request(ask("a"))
     with pytest.raises(RuntimeError, match="fails at step 1"):
         core.step()
-    assert core.current_plan is not None and list(core.current_plan.num_scheduled_tokens) == ["a"]
+    assert core.steps.current_plan is not None and list(core.steps.current_plan.num_scheduled_tokens) == ["a"]
     core.shutdown()
     core.shutdown()
 

