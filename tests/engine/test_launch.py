@@ -15,9 +15,9 @@ import zmq
 from evensong.config.resolve import resolve
 from evensong.config.sections import EngineConfig
 from evensong.engine.launch import Launch
-from evensong.engine.launch_child import _environment
 from evensong.engine.launch_table import Limits
 from evensong.protocol.errors import ConfigError, EngineDeadError, EngineStartError
+from evensong.utils.child import _environment
 from tests.engine.fake_core import RESOURCES
 from tests.engine.launching import eventually, open_fake_launch, running
 

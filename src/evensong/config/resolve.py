@@ -13,7 +13,14 @@ from typing import Any
 import msgspec
 
 from evensong.config.foreign import is_foreign
-from evensong.config.sections import ENGINE_SECTIONS, CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
+from evensong.config.sections import (
+    ENGINE_SECTIONS,
+    CacheConfig,
+    EngineConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from evensong.protocol.errors import ConfigError
 
 
@@ -52,6 +59,7 @@ def resolve(settings: Mapping[str, Any]) -> EngineConfig:
     config = EngineConfig(**sections)
     _check_cache(config.cache)
     _check_scheduler(config.scheduler, config.cache)
+    _check_parallel(config.parallel)
     _check_traces(config.observability.otlp_traces_endpoint)
     if config.model.max_model_len != "auto":
         _at_least("max_model_len", config.model.max_model_len, 2)
@@ -180,6 +188,30 @@ def _check_cache(cache: CacheConfig) -> None:
         _at_least("num_kv_blocks_override", cache.num_kv_blocks_override, 2)
     if cache.kv_cache_memory_bytes is not None:
         _at_least("kv_cache_memory_bytes", cache.kv_cache_memory_bytes, 1)
+
+
+def _check_parallel(parallel: ParallelConfig) -> None:
+    """What can be said without the model; what it has to give is looked up before workers start."""
+    _at_least("tensor_parallel_size", parallel.tensor_parallel_size, 1)
+    _at_least("pipeline_parallel_size", parallel.pipeline_parallel_size, 1)
+    if parallel.distributed_executor_backend == "uni" and parallel.num_ranks > 1:
+        raise ConfigError(
+            f"distributed_executor_backend uni has one worker; {parallel.num_ranks} ranks need mp (or auto)"
+        )
+    if not 0.1 <= parallel.worker_timeout <= 86400:
+        raise ConfigError(f"worker_timeout must be in 0.1..86400 seconds, got {parallel.worker_timeout}")
+    if parallel.pipeline_layers is not None:
+        counts = [word.strip() for word in parallel.pipeline_layers.split(",")]
+        if not all(word.isdecimal() and 0 < len(word) < 10 and int(word) for word in counts):
+            raise ConfigError(
+                f"pipeline_layers must be the number of layers of each stage, such as 18,12: "
+                f"{parallel.pipeline_layers!r:.80}"
+            )
+        if len(counts) != parallel.pipeline_parallel_size:
+            raise ConfigError(
+                f"pipeline_layers {parallel.pipeline_layers:.80} names {len(counts)} stages; pipeline_parallel_size is "
+                f"{parallel.pipeline_parallel_size}"
+            )
 
 
 def _check_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> None:

@@ -78,7 +78,8 @@ class CacheConfig:
         "auto", "dtype of the KV cache; auto: that of the run", choices=("auto", "bfloat16", "float32")
     )
     kv_cache_memory_bytes: int | None = setting(
-        None, "memory of the KV cache in bytes, taken while the engine is idle (the default's is taken as it is used)"
+        None,
+        "bytes of each rank's KV cache, taken while the engine is idle (the default's are taken as they are used)",
     )
 
 
@@ -136,6 +137,11 @@ class ParallelConfig:
         choices=("auto", "uni", "mp"),
     )
     worker_timeout: float = setting(300.0, "seconds that a step or a call may take on a worker before the engine fails")
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers of a replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ import zmq
 
 from evensong.config.sections import EngineConfig, ServerConfig, for_terminal
 from evensong.engine.launch_board import READY, Board, Key
-from evensong.engine.launch_child import Child
+from evensong.engine.launch_child import start_child
 from evensong.engine.launch_handshake import HandshakeThread, OnChange
 from evensong.engine.launch_table import CORE, HTTP, LIMITS, PROCESS_TABLE, Limits, ProcessRow
 from evensong.protocol.errors import EngineStartError, EvensongError
 from evensong.protocol.handshake import Bootstrap, ClientAddress, CoreInit, HttpInit, Membership
 from evensong.protocol.kv_spec import Resources
 from evensong.protocol.wire import TOKEN_BYTES, Stamp
+from evensong.utils.child import Child
 from evensong.utils.progress import NO_PAGE, make_page
 from evensong.utils.sockets import LaunchFolder
 
@@ -179,7 +180,7 @@ class Launch:
         self._handshake.post(lambda: None)
         if self._progress_fd != NO_PAGE:
             fds = (*fds, self._progress_fd)
-        self._children[key] = Child(
+        self._children[key] = start_child(
             title, row.module, bootstrap, lambda child: self._exited(key, child), arguments, fds
         )
 

@@ -24,12 +24,12 @@ class Executor(ABC):
     """
 
     @abstractmethod
-    def get_kv_cache_specs(self) -> list[LayerKVSpec]:
-        """What each attention layer keeps per token."""
+    def get_kv_cache_specs(self) -> list[list[LayerKVSpec]]:
+        """What each rank keeps per token, in each attention layer that it has."""
 
     @abstractmethod
-    def determine_available_memory(self) -> int:
-        """Bytes that the KV cache may take on the tightest rank."""
+    def determine_available_memory(self) -> list[int]:
+        """Bytes that the KV cache may take on each rank."""
 
     @abstractmethod
     def get_model_limits(self) -> ModelLimits:

@@ -76,12 +76,11 @@ class UniProcExecutor(Executor):
     def _run(self, call: Callable[[], Any]) -> Any:
         return self._thread.submit(call).result()
 
-    def get_kv_cache_specs(self) -> list[LayerKVSpec]:
-        specs: list[LayerKVSpec] = self._run(self._worker.get_kv_cache_specs)
-        return specs
+    def get_kv_cache_specs(self) -> list[list[LayerKVSpec]]:
+        return [self._run(self._worker.get_kv_cache_specs)]
 
-    def determine_available_memory(self) -> int:
-        return int(self._run(self._worker.determine_available_memory))
+    def determine_available_memory(self) -> list[int]:
+        return [int(self._run(self._worker.determine_available_memory))]
 
     def get_model_limits(self) -> ModelLimits:
         limits: ModelLimits = self._run(self._worker.get_model_limits)

@@ -161,11 +161,11 @@ class FakeExecutor(Executor):
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._callbacks: list[FailureCallback] = []
 
-    def get_kv_cache_specs(self) -> list[LayerKVSpec]:
-        return [LayerKVSpec(layer, 1, 8, "float32", 4, window) for layer, window in enumerate(self.windows)]
+    def get_kv_cache_specs(self) -> list[list[LayerKVSpec]]:
+        return [[LayerKVSpec(layer, 1, 8, "float32", 4, window) for layer, window in enumerate(self.windows)]]
 
-    def determine_available_memory(self) -> int:
-        return 1 << 30
+    def determine_available_memory(self) -> list[int]:
+        return [1 << 30]
 
     def get_model_limits(self) -> ModelLimits:
         return ModelLimits(self.max_position_embeddings, VOCAB_SIZE, "cpu")

@@ -66,6 +66,11 @@ class ProgressPage:
         return int(self._words[_STEPS])
 
     @property
+    def num_ticks(self) -> int:
+        """How often a step came forward."""
+        return int(self._words[TICKS_WORD])
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the step that runs now; 0 between steps."""
         return int(self._words[_TOKENS])

@@ -92,3 +92,28 @@ def test_a_bar_only_where_somebody_sees_it(monkeypatch: pytest.MonkeyPatch) -> N
     config = EngineArgs().config
     monkeypatch.setattr("sys.stderr", None)
     assert for_terminal(config).observability.use_tqdm_on_load is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
+        ({"pipeline_parallel_size": -2}, "pipeline_parallel_size must be at least 1"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "2 ranks need mp"),
+        ({"worker_timeout": 0.0}, r"worker_timeout must be in 0\.1\.\.86400"),
+        ({"worker_timeout": float("inf")}, "worker_timeout must be in"),
+        ({"worker_timeout": float("nan")}, "worker_timeout must be in"),
+        ({"pipeline_layers": "18;12"}, "such as 18,12"),
+        ({"pipeline_layers": "18,"}, "such as 18,12"),
+        ({"pipeline_layers": "0,30", "pipeline_parallel_size": 2}, "such as 18,12"),
+        ({"pipeline_layers": "18,12"}, "names 2 stages; pipeline_parallel_size is 1"),
+    ],
+)
+def test_ranks_that_cannot_be(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineArgs(**settings)
+
+
+def test_ranks_are_counted() -> None:
+    parallel = EngineArgs(tensor_parallel_size=2, pipeline_parallel_size=3, pipeline_layers="9, 9, 12").config.parallel
+    assert parallel.num_ranks == 6 and EngineArgs().config.parallel.num_ranks == 1

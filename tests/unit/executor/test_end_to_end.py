@@ -42,7 +42,7 @@ MODELS = {
 def executor(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[UniProcExecutor]:
     folder = write_tiny_llama(tmp_path_factory.mktemp("tiny"), MODELS[request.param])
     executor = UniProcExecutor(EngineConfig(model=ModelConfig(model=str(folder), device="cpu")))
-    groups = group_layers(executor.get_kv_cache_specs())
+    groups = group_layers(executor.get_kv_cache_specs()[0])
     assert len(groups) == (3 if request.param == "a hybrid" else 1)
     executor.initialize_from_config(KVCacheConfig(400 * len(groups), BLOCK, groups), 256)
     yield executor
@@ -65,7 +65,7 @@ def run(
     executor: UniProcExecutor, requests: list[EngineCoreRequest], num_blocks: int, budget: int, seats: int
 ) -> tuple[dict[str, Answer], Scheduler]:
     limits = SchedulerLimits(max_num_seqs=seats, max_num_batched_tokens=budget, max_model_len=num_blocks * BLOCK)
-    windows = [group.window for group in group_layers(executor.get_kv_cache_specs())]
+    windows = [group.window for group in group_layers(executor.get_kv_cache_specs()[0])]
     kv_cache = KVCacheManager(
         num_blocks * len(windows), BLOCK, fingerprint="f", windows=windows, max_step_tokens=budget
     )

@@ -29,8 +29,8 @@ def plan(step_id: int) -> SchedulerOutput:
 
 
 def test_every_verb_runs_in_one_thread_in_order(executor: UniProcExecutor) -> None:
-    assert executor.get_kv_cache_specs()[0].head_dim == 8
-    assert executor.determine_available_memory() == 1000
+    assert executor.get_kv_cache_specs()[0][0].head_dim == 8
+    assert executor.determine_available_memory() == [1000]
     assert executor.get_model_limits().vocab_size == 20
     executor.initialize_from_config(KVCacheConfig(3, 4), 12)
     assert executor.measure_token_rate() == 5.0

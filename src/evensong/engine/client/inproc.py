@@ -14,7 +14,7 @@ from evensong.engine.core.control import Control
 from evensong.engine.core.core import EngineCore, Outputs
 from evensong.engine.core.pausing import Later
 from evensong.executor.base import Executor
-from evensong.executor.uniproc import UniProcExecutor
+from evensong.executor.factory import make_executor as make_configured
 from evensong.protocol.control import VERBS
 from evensong.protocol.errors import EngineDeadError, EvensongError, UtilityError
 from evensong.protocol.kv_spec import Resources
@@ -27,7 +27,7 @@ MakeExecutor = Callable[[EngineConfig], Executor]
 class InprocClient(SyncCoreClient):
     """Calls the core directly; `get_output` is one step."""
 
-    def __init__(self, config: EngineConfig, make_executor: MakeExecutor = UniProcExecutor) -> None:
+    def __init__(self, config: EngineConfig, make_executor: MakeExecutor = make_configured) -> None:
         config = for_terminal(config)
         self._core = EngineCore(config, lambda: make_executor(config))
         self._admissions: list[Admission] = []
@@ -112,7 +112,7 @@ class InprocClient(SyncCoreClient):
 class AsyncInprocClient(AsyncCoreClient):
     """The same on an event loop: every call runs in one thread, in order, so that a step does not block the loop."""
 
-    def __init__(self, config: EngineConfig, make_executor: MakeExecutor = UniProcExecutor) -> None:
+    def __init__(self, config: EngineConfig, make_executor: MakeExecutor = make_configured) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="core")
         try:
             self._client = self._thread.submit(InprocClient, config, make_executor).result()

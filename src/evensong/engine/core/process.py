@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from evensong.engine.core.inbox import Failure, Inbox, Shutdown
 from evensong.engine.core.io_threads import InputThread, OutputThread
 from evensong.engine.core.loop import CoreLoop
 from evensong.executor.base import Executor
-from evensong.executor.uniproc import UniProcExecutor
+from evensong.executor.factory import make_executor as make_configured
 from evensong.protocol.errors import ConfigError, EvensongError
 from evensong.protocol.handshake import Bootstrap, CoreInit, Failed, Ready
 from evensong.protocol.step import SchedulerOutput
@@ -143,15 +144,16 @@ def describe_plan(plan: SchedulerOutput | None) -> str:
     return f"step {plan.step_id}: tokens {plan.num_scheduled_tokens}, new {new}, released {plan.released_request_ids}"
 
 
-def run_core(fd: int, make_executor: MakeExecutor = UniProcExecutor) -> int:
-    """Runs a core whose lifeline is `fd`; returns the exit code."""
+def run_core(fd: int, make_executor: MakeExecutor | None = None) -> int:
+    """Runs a core whose lifeline is `fd`, with the executor that its settings name; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the launcher answers Ctrl-C
     try:
         bootstrap = begin_child(fd)
     except EOFError:
         return PARENT_GONE
     setproctitle(f"evensong:core-{bootstrap.index}")
-    process = CoreProcess(bootstrap, make_executor)
+    configured = functools.partial(make_configured, replica=bootstrap.index)
+    process = CoreProcess(bootstrap, make_executor or configured)
     SignalCallback(signal.SIGTERM, lambda: process.stop(0.0))
     return process.run()
 

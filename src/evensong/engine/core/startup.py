@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from evensong.config.sections import EngineConfig
 from evensong.executor.base import Executor
-from evensong.kvcache.layout import KVLayout, bytes_per_block, group_layers
+from evensong.kvcache.layout import KVLayout, bytes_per_block, group_layers, merge_specs
 from evensong.kvcache.sizing import fit_max_model_len, size_pool
 from evensong.observe.phases import Phases
 from evensong.protocol.errors import ConfigError
@@ -34,27 +34,34 @@ def initialize_kv_caches(
     what was asked for does not fit, with the figures.
     """
     limits = executor.get_model_limits()
-    specs = executor.get_kv_cache_specs()
+    ranks = executor.get_kv_cache_specs()
     cache, scheduler = config.cache, config.scheduler
     max_num_seqs = scheduler.max_num_seqs or DEFAULT_MAX_NUM_SEQS[limits.device]
     asked = config.model.max_model_len
     wanted_len = limits.max_position_embeddings if asked == "auto" else min(asked, limits.max_position_embeddings)
-    groups = group_layers(specs)
+    groups = group_layers(merge_specs(ranks))
     windows = tuple(group.window for group in groups)
     layout = KVLayout(cache.block_size, windows, _most_step_tokens(config, wanted_len, max_num_seqs))
-    per_block = bytes_per_block(specs, groups, cache.block_size)
+    per_block = [bytes_per_block(specs, groups, cache.block_size) for specs in ranks]
     if learned is None:
-        num_blocks = size_pool(
-            layout,
-            per_block,
-            available=executor.determine_available_memory(),
-            device=limits.device,
-            max_num_seqs=max_num_seqs,
-            max_model_len=wanted_len,
-            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
-            num_blocks_override=cache.num_kv_blocks_override,
+        # The rank that has room for the fewest blocks decides: a block table is the same on all of them.
+        num_blocks, tightest = min(
+            (
+                size_pool(
+                    layout,
+                    own,
+                    available=available,
+                    device=limits.device,
+                    max_num_seqs=max_num_seqs,
+                    max_model_len=wanted_len,
+                    kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+                    num_blocks_override=cache.num_kv_blocks_override,
+                ),
+                own,
+            )
+            for own, available in zip(per_block, executor.determine_available_memory(), strict=True)
         )
-        max_model_len = fit_max_model_len(asked, limits.max_position_embeddings, num_blocks, layout, per_block)
+        max_model_len = fit_max_model_len(asked, limits.max_position_embeddings, num_blocks, layout, tightest)
     else:
         num_blocks, max_model_len = learned.num_blocks, learned.max_model_len
     with phases.phase("allocate and warm up"):
@@ -76,7 +83,7 @@ def initialize_kv_caches(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=batched,
         vocab_size=limits.vocab_size,
-        kv_cache_bytes=num_blocks * per_block,
+        kv_cache_bytes=num_blocks * sum(per_block),
         fingerprint=fingerprint_of(parts),
         fingerprint_parts=parts,
         deterministic=parts.get("deterministic", "yes") == "yes",

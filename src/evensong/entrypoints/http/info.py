@@ -20,8 +20,8 @@ from evensong.protocol.errors import RequestError
 
 def health(state: ServerState) -> Response:
     """200 while the server lives, 503 with the cause once the engine died."""
-    if state.dead_reason is not None:
-        return error_response(503, f"the engine died: {state.dead_reason}", type="engine_dead")
+    if (reason := state.death()) is not None:
+        return error_response(503, f"the engine died: {reason}", type="engine_dead")
     answer = {"status": "ok"}
     if (held := state.held()) is not None:
         answer["held"] = held
@@ -30,7 +30,8 @@ def health(state: ServerState) -> Response:
 
 def progress(state: ServerState) -> Response:
     """200 while steps advance or there is nothing to do, else 503 with the reason."""
-    reason = f"the engine died: {state.dead_reason}" if state.dead_reason is not None else state.stuck()
+    death = state.death()
+    reason = state.stuck() if death is None else f"the engine died: {death}"
     if reason is not None:
         return error_response(503, reason, type="server_error", code="no_progress", retry_after=RETRY_AFTER_SECONDS)
     busy = state.engine is not None and state.engine.front.outputs.num_requests > 0

@@ -42,13 +42,19 @@ class ServerState:
 
     def not_ready(self) -> str | None:
         """Why no work can be taken now; None when it can."""
-        if self.dead_reason is not None:
-            return f"the engine died: {self.dead_reason}"
+        if (reason := self.death()) is not None:
+            return f"the engine died: {reason}"
         if self.draining:
             return "the server is draining"
         if self.engine is None:
             return f"starting: {self.phase}" if self.phase else "starting"
         return None
+
+    def death(self) -> str | None:
+        """Why the engine died; None while it lives. Its own last words come before its process is seen to be gone."""
+        if self.engine is not None and self.engine.errored:
+            return str(self.engine.dead_error)
+        return self.dead_reason
 
     def held(self) -> str | None:
         """Why work that is taken waits; None when it does not."""

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from evensong.engine.launch_child import MAX_LINE_BYTES, TAIL_LINES, LogTail, _environment, _interpreter
-from evensong.protocol.errors import EngineStartError
+from evensong.utils.child import MAX_LINE_BYTES, TAIL_LINES, LogTail, NoChildError, _environment, _interpreter
 
 
 def test_the_last_lines_are_one_line() -> None:
@@ -48,7 +47,7 @@ def test_the_current_folder_is_not_searched_for_modules() -> None:
 
 def test_a_python_without_an_executable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(EngineStartError, match="does not know its own executable"):
+    with pytest.raises(NoChildError, match="does not know its own executable"):
         _interpreter()
 
 
