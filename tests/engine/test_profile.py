@@ -32,3 +32,26 @@ def test_a_profile_of_its_own_engine(demo_model: Path, tmp_path: Path, capsys: p
     assert core.own.begins.min() < worker.ops.begins.min() and worker.ops.ends.max() < core.own.ends.max()
     # Of 4 prompts and their 24 tokens, the last of which are never computed.
     assert sum(core.own.num_tokens[core.own.kinds == core.own.names.index("schedule")]) == 4 * (20 + 23)
+
+
+def test_two_stages_stand_on_one_clock(demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.json.gz"
+    words = ["profile", str(demo_model), "-pp", "2", "--num-prompts", "4", "--input-len", "20", "--output-len", "24"]
+    words += ["--output", str(trace), "--log-level", "warning", "--max-model-len", "256"]
+    assert command.main(words) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [rank["name"] for rank in result["ranks"]] == ["worker-0.0", "worker-0.1"]
+    assert all(0 < rank["busy"] <= 1 for rank in result["ranks"])
+    first, second = ranks_of(read_trace(trace))
+    ids = first.steps.step_ids.tolist()
+    assert len(ids) > 24 and ids == second.steps.step_ids.tolist() and ids == list(range(ids[0], ids[0] + len(ids)))
+    # What a stage computes of a step comes before anything that the next one computes of it. A span of sending may end
+    # after what was sent has arrived.
+    computes = first.ops.kinds != first.ops.names.index("send")
+    for index in range(len(ids)):
+        ended = first.ops.ends[computes & (first.ops.begins < first.steps.ends[index])].max()
+        inside = (second.ops.begins >= second.steps.begins[index]) & (second.ops.begins < second.steps.ends[index])
+        layers = inside & (second.ops.kinds == second.ops.names.index("linear"))
+        assert layers.any() and second.ops.begins[layers].min() >= ended
+    assert {"embedding", "send"} <= set(first.ops.names) and "output_head" not in first.ops.names
+    assert {"receive", "output_head", "sampling"} <= set(second.ops.names)
