@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +71,15 @@ class Side(Protocol):
 class LLMSide:
     """An engine with vLLM's `LLM` class: evensong itself, or vLLM in another environment. Stopped between batches."""
 
-    def __init__(self, name: str, python: str, kind: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        python: str,
+        kind: str,
+        settings: dict[str, Any],
+        processors: Sequence[int] | None = None,
+    ) -> None:
+        """`processors`: those to which the side, its children with it, is confined."""
         self.name = name
         self._filled: set[tuple[int, int, int]] = set()
         self._log = tempfile.NamedTemporaryFile("w+", suffix=f"-{name}.log")  # noqa: SIM115  closed with the side
@@ -83,6 +92,7 @@ class LLMSide:
             text=True,
             env=environment,
             start_new_session=True,
+            preexec_fn=None if processors is None else lambda: os.sched_setaffinity(0, processors),
         )
         self._answer()
 
