@@ -114,12 +114,17 @@ class _ChoiceMaker:
         self._job = job
         self._names = TokenNames(job.engine.front.texts, as_ids=bool(form.return_tokens_as_token_ids))
         self._skip = form.skip_special_tokens is not False
+        # Nothing beside the text was asked for.
+        asked = (form.logprobs, form.prompt_logprobs, form.echo or None, form.return_token_ids or None)
+        self._plain = all(one is None for one in asked)
         self._offsets: dict[int, TextOffsets] = {}
         self._shown_prompts: set[int] = set()
         self._echoes: dict[int, _Echo] = {}
 
     def __call__(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._job.params.n + choice.index
+        if self._plain:
+            return {"index": index, "text": choice.text, "logprobs": None, **ending(choice)}
         fields = {"index": index, **self._text(prompt_index, output, choice), **ending(choice)}
         if self._form.return_token_ids:
             fields["token_ids"] = choice.token_ids
