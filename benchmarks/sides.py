@@ -23,13 +23,16 @@ MAX_STREAMS = 64
 CLOSE_SECONDS = 60
 SETTLE_SECONDS, SETTLE_POLL, IDLE_SHARE = 60.0, 0.5, 0.1
 
+# Prompts are of token ids from 10 up to this, unless a model has fewer.
+VOCABULARY = 40000
+
 # Runs in either environment: reads "n prompt_len output_len seed" lines, answers seconds.
 PROGRAM = """
 import json, os, random, sys, time
 if __name__ == "__main__":
     # Engines and their child processes log to what they think is standard output.
     out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
-    settings = json.loads(sys.argv[2])
+    settings, vocabulary = json.loads(sys.argv[2]), int(sys.argv[3])
     if sys.argv[1] == "evensong":
         from evensong import LLM, SamplingParams
     else:
@@ -39,7 +42,7 @@ if __name__ == "__main__":
     for line in sys.stdin:
         n, plen, olen, seed = map(int, line.split())
         rng = random.Random(seed)
-        prompts = [{"prompt_token_ids": [rng.randrange(10, 40000) for _ in range(plen)]} for _ in range(n)]
+        prompts = [{"prompt_token_ids": [rng.randrange(10, vocabulary) for _ in range(plen)]} for _ in range(n)]
         params = SamplingParams(temperature=0, max_tokens=olen, ignore_eos=True)
         start = time.perf_counter()
         answers = llm.generate(prompts, params, use_tqdm=False)
@@ -70,13 +73,15 @@ class Side(Protocol):
 class LLMSide:
     """An engine with vLLM's `LLM` class: evensong itself, or vLLM in another environment. Stopped between batches."""
 
-    def __init__(self, name: str, python: str, kind: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, python: str, kind: str, settings: dict[str, Any], vocabulary: int = VOCABULARY
+    ) -> None:
         self.name = name
         self._filled: set[tuple[int, int, int]] = set()
         self._log = tempfile.NamedTemporaryFile("w+", suffix=f"-{name}.log")  # noqa: SIM115  closed with the side
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": str(KV_BYTES >> 30)}
         self._process = subprocess.Popen(
-            [python, "-c", PROGRAM, kind, json.dumps(settings)],
+            [python, "-c", PROGRAM, kind, json.dumps(settings), str(vocabulary)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -185,18 +190,18 @@ def parse_batched_bench(output: str) -> dict[str, Any]:
     return result
 
 
-def evensong_side(model: str, settings: dict[str, Any]) -> LLMSide:
+def evensong_side(model: str, settings: dict[str, Any], vocabulary: int = VOCABULARY) -> LLMSide:
     """This environment's engine; `settings` are added to the common ones, or replace them."""
     own = {"model": model, "log_level": "warning", "kv_cache_memory_bytes": KV_BYTES}
-    side = LLMSide("evensong", sys.executable, "evensong", own | _common() | settings)
+    side = LLMSide("evensong", sys.executable, "evensong", own | _common() | settings, vocabulary)
     side.settle()
     side.pause()
     return side
 
 
-def vllm_side(python: str, model: str) -> LLMSide:
+def vllm_side(python: str, model: str, vocabulary: int = VOCABULARY) -> LLMSide:
     """vLLM in the environment of `python`."""
-    side = LLMSide("vllm", python, "vllm", {"model": model, **_common()})
+    side = LLMSide("vllm", python, "vllm", {"model": model, **_common()}, vocabulary)
     side.pause()
     return side
 

@@ -22,7 +22,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
     """The assistant's next message."""
     turn = await prepare_turn(request, state, form, request_id)
     if form.stream:
-        return await respond_stream(state, turn.job, _Chunks(state, turn))
+        return await respond_stream(request, state, turn.job, _Chunks(state, turn))
     return await respond_whole(request, state, turn.job, lambda: _whole(state, turn))
 
 

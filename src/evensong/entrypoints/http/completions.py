@@ -62,7 +62,7 @@ async def create_completion(request: Request, state: ServerState, form: Completi
     job.check = _check_of(form)
     maker = _ChoiceMaker(form, job)
     if form.stream:
-        return await respond_stream(state, job, _Chunks(state, form, job, maker))
+        return await respond_stream(request, state, job, _Chunks(state, form, job, maker))
     return await respond_whole(request, state, job, lambda: _whole(state, job, maker))
 
 

@@ -8,10 +8,11 @@ the client keeps up; what a slow client has not taken is merged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Protocol
 
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -56,27 +57,30 @@ class BodyWriter(Protocol):
         """Until the client has caught up, or is gone."""
 
 
-async def respond_stream(state: ServerState, job: Job, chunks: Chunks) -> StreamingResponse:
+async def respond_stream(request: Request, state: ServerState, job: Job, chunks: Chunks) -> StreamingResponse:
     """Starts the job; the stream, and with it the status line, begins once every prompt is admitted."""
-    return await respond_bytes(state, job, _events(job, chunks), chunks=chunks)
+    await _start(state, job)
+    writer: BodyWriter | None = request.scope.get("extensions", {}).get(BODY_WRITER)
+    if writer is None or not job.is_plain:
+        return JobStream(state, job, _events(job, chunks))
+    return PushedStream(state, job, chunks, writer)
 
 
 async def respond_bytes(
-    state: ServerState,
-    job: Job,
-    body: AsyncIterator[bytes],
-    ended: Callable[[], None] | None = None,
-    *,
-    chunks: Chunks | None = None,
+    state: ServerState, job: Job, body: AsyncIterator[bytes], ended: Callable[[], None] | None = None
 ) -> StreamingResponse:
     """`respond_stream` for events that are bytes already; `ended` is called once they are sent, or the client left."""
+    await _start(state, job)
+    return JobStream(state, job, body, ended)
+
+
+async def _start(state: ServerState, job: Job) -> None:
     state.enter()
     try:
         await job.start()
     except BaseException:
         state.leave()
         raise
-    return JobStream(state, job, body, ended, chunks)
 
 
 def event_stream(body: AsyncIterator[bytes]) -> StreamingResponse:
@@ -85,30 +89,18 @@ def event_stream(body: AsyncIterator[bytes]) -> StreamingResponse:
 
 
 class JobStream(StreamingResponse):
-    """Server-sent events of a job. However the response ends, or if it never begins, the job ends with it.
-
-    With `chunks`, which make what `body` would, they are pushed where the connection has a BodyWriter.
-    """
+    """Server-sent events of a job. However the response ends, or if it never begins, the job ends with it."""
 
     def __init__(
-        self,
-        state: ServerState,
-        job: Job,
-        body: AsyncIterator[bytes],
-        ended: Callable[[], None] | None = None,
-        chunks: Chunks | None = None,
+        self, state: ServerState, job: Job, body: AsyncIterator[bytes], ended: Callable[[], None] | None = None
     ) -> None:
         super().__init__(body, media_type="text/event-stream", headers=_STREAM_HEADERS)
         self._state = state
         self._job = job
         self._ended = ended
-        self._chunks = chunks
-        self._writer: BodyWriter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events; a client that leaves cancels this, and the shield keeps the abort from being lost."""
-        if self._chunks is not None and self._job.is_plain:
-            self._writer = scope.get("extensions", {}).get(BODY_WRITER)
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -117,20 +109,32 @@ class JobStream(StreamingResponse):
                 self._ended()
             await asyncio.shield(self._job.stop())
 
+
+class PushedStream(JobStream):
+    """The same events, which only begin and end as those of other streams do: between, a BodyWriter has them."""
+
+    def __init__(self, state: ServerState, job: Job, chunks: Chunks, writer: BodyWriter) -> None:
+        self._chunks = chunks
+        # From now on: every token has an event of its own, those too that come before the status line is sent.
+        self._push = _Push(job.streams, chunks, writer)
+        super().__init__(state, job, self._rest())
+
     async def stream_response(self, send: Send) -> None:
         """The status line, the events, the end."""
-        if self._writer is None or self._chunks is None:
-            await super().stream_response(send)
-            return
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            await _Push(self._job.streams, self._chunks, self._writer).run()
-            rest: Iterable[bytes] = self._chunks.last()
+            await super().stream_response(send)
+        finally:
+            self._push.close()
+
+    async def _rest(self) -> AsyncIterator[bytes]:
+        """All that is pushed; then what is left to say."""
+        try:
+            await self._push.run()
+            rest = self._chunks.last()
         except Exception as error:
             rest = _failed(self._job, self._chunks, error)
         for event in (*rest, _END):
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            yield event
 
 
 class _Push:
@@ -145,23 +149,27 @@ class _Push:
         self._error: Exception | None = None
         # The task has to look: the end, an error, or a client that does not keep up.
         self._call = asyncio.Event()
+        self._begun = False
+        for index, stream in enumerate(streams):
+            stream.listen(partial(self._push, index, stream))
+        self._push_all()
 
     async def run(self) -> None:
         """Until every stream has ended. Raises what one of them, or the making of an event, ends with."""
-        try:
-            for index, stream in enumerate(self._streams):
-                stream.listen(partial(self._push, index, stream))
+        self._begun = True
+        self._push_all()
+        while self._unwritten or (self._num_open and self._error is None):
+            await self._call.wait()
+            self._call.clear()
+            await self._writer.drain()
             self._push_all()
-            while self._unwritten or (self._num_open and self._error is None):
-                await self._call.wait()
-                self._call.clear()
-                await self._writer.drain()
-                self._push_all()
-            if self._error is not None:
-                raise self._error
-        finally:
-            for stream in self._streams:
-                stream.listen(None)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Nothing more is pushed."""
+        for stream in self._streams:
+            stream.listen(None)
 
     def _push_all(self) -> None:
         for index, stream in enumerate(self._streams):
@@ -169,29 +177,31 @@ class _Push:
 
     def _push(self, index: int, stream: RequestStream) -> None:
         """Called by whoever reads the outputs, so it raises nothing."""
-        if self._unwritten:
-            self._write([])
-        if not self._unwritten and self._error is None:
+        if self._unwritten and self._begun:
+            self._write()
+        # Before the status line a client cannot be slow.
+        if self._error is None and not (self._unwritten and self._begun):
             try:
                 output = stream.take()
                 if output is not None:
                     self._num_open -= output.finished
                     output, self._error = within_time(output)
                 if output is not None:
-                    self._write(self._chunks.of(index, output))
+                    self._unwritten += self._chunks.of(index, output)
             except Exception as error:
                 self._error = error
+            if self._begun:
+                self._write()
         if self._unwritten or self._error is not None or not self._num_open:
             self._call.set()
 
-    def _write(self, events: list[bytes]) -> None:
+    def _write(self) -> None:
         """Each in a write of its own: what a turn of the loop writes leaves the process at once all the same."""
-        left = [*self._unwritten, *events] if self._unwritten else events
-        for position, event in enumerate(left):
+        events, self._unwritten = self._unwritten, []
+        for position, event in enumerate(events):
             if not self._writer.write(event):
-                self._unwritten = left[position:]
+                self._unwritten = events[position:]
                 return
-        self._unwritten = []
 
 
 async def _events(job: Job, chunks: Chunks) -> AsyncIterator[bytes]:
