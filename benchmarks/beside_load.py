@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sides import LLMSide
-from throughput import add_flags, open_sides, show, spread
+from pairs import show, spread
+from throughput import add_flags, open_sides
 
 from evensong.utils.machine import usable_cpus
 

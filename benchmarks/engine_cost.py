@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from http_load import BenchClient, Load, events_per_token
+from pairs import Turns, row_of, show
 from serving import Server, evensong_server, vllm_server
 from sides import KV_BYTES, MAX_MODEL_LEN, MAX_STREAMS, LLMSide, evensong_side, vllm_side
-from throughput import show, spread
 from tiny_model import VOCAB_SIZE, write_tiny_model
 
 from evensong.utils.machine import usable_cpus
@@ -47,47 +46,6 @@ FIGURES = {
     "itl_ms": "median_itl_ms",
     "itl_mean_ms": "mean_itl_ms",
 }
-# Ratios in which more is better are evensong's by vLLM's, the others vLLM's by evensong's.
-HIGHER = ("tokens_per_s",)
-
-
-class Turns:
-    """Who is asked next, and with which seed: no prompt comes twice, and who begins alternates."""
-
-    def __init__(self, pairs: int) -> None:
-        self._pairs = pairs
-        self._seeds = itertools.count(1)
-
-    def seed(self) -> int:
-        """One that was not used before."""
-        return next(self._seeds)
-
-    def of(self, names: Sequence[str]) -> Iterator[tuple[str, int]]:
-        """Each name once a pair, with the pair's seed."""
-        for pair in range(self._pairs):
-            seed = self.seed()
-            for name in names if pair % 2 == 0 else reversed(names):
-                yield name, seed
-
-
-def row_of(values: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
-    """Spreads of each figure by side, and of evensong's advantage, pair by pair."""
-    figures = {
-        figure: {side: spread(own[figure], 3) for side, own in values.items()} for figure in next(iter(values.values()))
-    }
-    own, ratios = values["evensong"], {}
-    for name, peer in values.items():
-        if name != "evensong":
-            ratios[name] = {
-                figure: spread([_advantage(figure, *pair) for pair in zip(own[figure], peer[figure], strict=True)])
-                for figure in own
-            }
-    return {"figures": figures, "advantage": ratios}
-
-
-def _advantage(figure: str, own: float, peer: float) -> float:
-    better, worse = (own, peer) if figure in HIGHER else (peer, own)
-    return better / worse if worse else 0.0
 
 
 def measure_offline(sides: list[LLMSide], turns: Turns) -> dict[str, Any]:
