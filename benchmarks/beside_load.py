@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sides import LLMSide
 from pairs import show, spread
+from sides import LLMSide
 from throughput import add_flags, open_sides
 
 from evensong.utils.machine import usable_cpus
