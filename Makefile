@@ -11,7 +11,7 @@ MINUTES ?= 5
 SECONDS ?= 60
 # make passes a shell's Ctrl-C on to its children; it must not add an error line of its own.
 DATA ?= ../shared/data
-.PHONY: setup serve chat test check test-native bench engine-cost soak trace clients schema-test fuzz clean
+.PHONY: setup serve chat test check test-native bench soak trace clients schema-test fuzz clean
 .PHONY: maskbench schema-samples bfcl structured
 
 setup: $(STAMP)
@@ -45,6 +45,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 # Needs vLLM's environment: EVENSONG_PEER_VLLM, or ARGS='--peer-python PATH'
+.PHONY: engine-cost
 engine-cost: $(STAMP)
 	$(BIN)/python benchmarks/engine_cost.py $(ARGS)
 

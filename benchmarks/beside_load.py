@@ -19,9 +19,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pairs import show, spread
 from sides import LLMSide
-from throughput import add_flags, open_sides
+from throughput import add_flags, open_sides, show, spread
 
 from evensong.utils.machine import usable_cpus
 

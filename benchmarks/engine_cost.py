@@ -17,15 +17,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from advantages import Turns, row_of
 from http_load import BenchClient, Load, events_per_token
-from pairs import Turns, row_of, show
 from serving import Server, evensong_server, vllm_server
-from sides import KV_BYTES, MAX_MODEL_LEN, MAX_STREAMS, LLMSide, evensong_side, vllm_side
-from tiny_model import VOCAB_SIZE, write_tiny_model
+from sides import KV_BYTES, MAX_MODEL_LEN, MAX_STREAMS, VOCABULARY, LLMSide, evensong_side, vllm_side, wait_idle
+from throughput import show, spread
+from tiny_model import SPECIAL, VOCAB_SIZE, write_tiny_model
 
 from evensong.utils.machine import usable_cpus
 
@@ -37,6 +38,8 @@ NUM_PROMPTS = {1: 24, 32: 192, 64: 512}
 SECTIONS = (OFFLINE, *(f"http-{streams}" for streams in NUM_PROMPTS))
 QUICK_PAIRS = 2
 EVENT_TOKENS = 64
+# The special tokens are the last ones.
+NUM_WORDS = VOCAB_SIZE - len(SPECIAL)
 # What of the client's report is kept, and under which name.
 FIGURES = {
     "tokens_per_s": "output_throughput",
@@ -46,6 +49,11 @@ FIGURES = {
     "itl_ms": "median_itl_ms",
     "itl_mean_ms": "mean_itl_ms",
 }
+
+
+def summed_up(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return spread(values, 3)
 
 
 def measure_offline(sides: list[LLMSide], turns: Turns) -> dict[str, Any]:
@@ -58,7 +66,7 @@ def measure_offline(sides: list[LLMSide], turns: Turns) -> dict[str, Any]:
     values: dict[str, dict[str, list[float]]] = {name: {"tokens_per_s": []} for name in by_name}
     for name, seed in turns.of(list(by_name)):
         values[name]["tokens_per_s"].append(n * output_len / by_name[name].run(n, prompt_len, output_len, seed))
-    return row_of(values)
+    return row_of(values, summed_up)
 
 
 class HttpComparison:
@@ -70,6 +78,7 @@ class HttpComparison:
         self._model = model
         self._turns = turns
         for server in servers:
+            wait_idle(server.cpu_seconds)
             server.pause()
 
     def measure(self, streams: int) -> dict[str, Any]:
@@ -83,13 +92,13 @@ class HttpComparison:
         for name, seed in self._turns.of(list(self._servers)):
             for figure, value in self._one(self._servers[name], load, seed).items():
                 values[name].setdefault(figure, []).append(value)
-        row = row_of(values)
+        row = row_of(values, summed_up)
         row["events_per_token"] = {}
         for server in self._servers.values():
             with _on(server):
                 counted = Load(streams, streams, PROMPT_LEN, EVENT_TOKENS)
                 row["events_per_token"][server.name] = round(
-                    events_per_token(server.url, self._model, counted, VOCAB_SIZE - 2), 3
+                    events_per_token(server.url, self._model, counted, NUM_WORDS), 3
                 )
         return row
 
@@ -125,10 +134,10 @@ def print_row(name: str, row: dict[str, Any]) -> None:
 def run_offline(options: argparse.Namespace, model: Path, turns: Turns) -> dict[str, Any]:
     """The offline section, each engine in a process of its own."""
     with contextlib.ExitStack() as stack:
-        sides = [evensong_side(str(model), {}, VOCAB_SIZE - 2)]
+        sides = [evensong_side(str(model), {VOCABULARY: NUM_WORDS})]
         stack.callback(sides[0].close)
         if options.peer_python:
-            sides.append(vllm_side(options.peer_python, str(model), VOCAB_SIZE - 2))
+            sides.append(vllm_side(options.peer_python, str(model), {VOCABULARY: NUM_WORDS}))
             stack.callback(sides[1].close)
         return measure_offline(sides, turns)
 

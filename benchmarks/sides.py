@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,8 +24,8 @@ MAX_STREAMS = 64
 CLOSE_SECONDS = 60
 SETTLE_SECONDS, SETTLE_POLL, IDLE_SHARE = 60.0, 0.5, 0.1
 
-# Prompts are of token ids from 10 up to this, unless a model has fewer.
-VOCABULARY = 40000
+# Among the settings, but none of the engine's: prompts are of token ids from 10 up to this.
+VOCABULARY = "vocabulary"
 
 # Runs in either environment: reads "n prompt_len output_len seed" lines, answers seconds.
 PROGRAM = """
@@ -32,7 +33,8 @@ import json, os, random, sys, time
 if __name__ == "__main__":
     # Engines and their child processes log to what they think is standard output.
     out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
-    settings, vocabulary = json.loads(sys.argv[2]), int(sys.argv[3])
+    settings = json.loads(sys.argv[2])
+    vocabulary = settings.pop("vocabulary", 40000)
     if sys.argv[1] == "evensong":
         from evensong import LLM, SamplingParams
     else:
@@ -50,6 +52,14 @@ if __name__ == "__main__":
         assert all(len(answer.outputs[0].token_ids) == olen for answer in answers), "an answer is too short"
         print(seconds, file=out, flush=True)
 """
+
+
+def wait_idle(cpu_seconds: Callable[[], float]) -> None:
+    """Waits until it grows no more: evensong takes the memory of a cache of a given size while it has nothing to do."""
+    until, last = time.monotonic() + SETTLE_SECONDS, -1.0
+    while time.monotonic() < until and (now := cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
+        last = now
+        time.sleep(SETTLE_POLL)
 
 
 class Side(Protocol):
@@ -73,15 +83,13 @@ class Side(Protocol):
 class LLMSide:
     """An engine with vLLM's `LLM` class: evensong itself, or vLLM in another environment. Stopped between batches."""
 
-    def __init__(
-        self, name: str, python: str, kind: str, settings: dict[str, Any], vocabulary: int = VOCABULARY
-    ) -> None:
+    def __init__(self, name: str, python: str, kind: str, settings: dict[str, Any]) -> None:
         self.name = name
         self._filled: set[tuple[int, int, int]] = set()
         self._log = tempfile.NamedTemporaryFile("w+", suffix=f"-{name}.log")  # noqa: SIM115  closed with the side
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": str(KV_BYTES >> 30)}
         self._process = subprocess.Popen(
-            [python, "-c", PROGRAM, kind, json.dumps(settings), str(vocabulary)],
+            [python, "-c", PROGRAM, kind, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -92,11 +100,8 @@ class LLMSide:
         self._answer()
 
     def settle(self) -> None:
-        """Waits until it does nothing more: evensong takes the memory of a cache of a given size while it is idle."""
-        until, last = time.monotonic() + SETTLE_SECONDS, -1.0
-        while time.monotonic() < until and (now := self.cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
-            last = now
-            time.sleep(SETTLE_POLL)
+        """Waits until it does nothing more."""
+        wait_idle(self.cpu_seconds)
 
     def run(self, n: int, prompt_len: int, output_len: int, seed: int) -> float:
         assert self._process.stdin is not None
@@ -190,18 +195,18 @@ def parse_batched_bench(output: str) -> dict[str, Any]:
     return result
 
 
-def evensong_side(model: str, settings: dict[str, Any], vocabulary: int = VOCABULARY) -> LLMSide:
+def evensong_side(model: str, settings: dict[str, Any]) -> LLMSide:
     """This environment's engine; `settings` are added to the common ones, or replace them."""
     own = {"model": model, "log_level": "warning", "kv_cache_memory_bytes": KV_BYTES}
-    side = LLMSide("evensong", sys.executable, "evensong", own | _common() | settings, vocabulary)
+    side = LLMSide("evensong", sys.executable, "evensong", own | _common() | settings)
     side.settle()
     side.pause()
     return side
 
 
-def vllm_side(python: str, model: str, vocabulary: int = VOCABULARY) -> LLMSide:
-    """vLLM in the environment of `python`."""
-    side = LLMSide("vllm", python, "vllm", {"model": model, **_common()}, vocabulary)
+def vllm_side(python: str, model: str, settings: dict[str, Any] | None = None) -> LLMSide:
+    """vLLM in the environment of `python`; `settings` are added to the common ones."""
+    side = LLMSide("vllm", python, "vllm", {"model": model, **_common(), **(settings or {})})
     side.pause()
     return side
 

@@ -1,26 +1,14 @@
-"""Measurements in pairs: who is asked when, spreads, and the ratios pair by pair."""
+"""Measurements in pairs: who is asked when, and by how much we are better, pair by pair. No engine is needed here."""
 
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 OWN = "evensong"
 # Ratios in which more is better are ours by the peer's, the others the peer's by ours: an advantage is above 1.
 HIGHER = ("tokens_per_s",)
-
-
-def spread(values: Sequence[float], digits: int = 2) -> dict[str, float]:
-    """Median, least and most."""
-    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {name: round(value, digits) for name, value in found.items()}
-
-
-def show(one: dict[str, float]) -> str:
-    """A spread for a table."""
-    return f"{one['median']:g} ({one['min']:g}-{one['max']:g})"
 
 
 class Turns:
@@ -42,19 +30,17 @@ class Turns:
                 yield name, seed
 
 
-def row_of(values: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
-    """Spreads of each figure by side, and of evensong's advantage, pair by pair."""
-    figures = {
-        figure: {side: spread(own[figure], 3) for side, own in values.items()} for figure in next(iter(values.values()))
-    }
-    own, ratios = values[OWN], {}
+def row_of(values: dict[str, dict[str, list[float]]], summed_up: Callable[[Sequence[float]], Any]) -> dict[str, Any]:
+    """Each figure by side, and our advantage in it over each other side, with what `summed_up` makes of the pairs."""
+    own, advantage = values[OWN], {}
     for name, peer in values.items():
         if name != OWN:
-            ratios[name] = {
-                figure: spread([_advantage(figure, *pair) for pair in zip(own[figure], peer[figure], strict=True)])
+            advantage[name] = {
+                figure: summed_up([_advantage(figure, *pair) for pair in zip(own[figure], peer[figure], strict=True)])
                 for figure in own
             }
-    return {"figures": figures, "advantage": ratios}
+    figures = {figure: {side: summed_up(theirs[figure]) for side, theirs in values.items()} for figure in own}
+    return {"figures": figures, "advantage": advantage}
 
 
 def _advantage(figure: str, own: float, peer: float) -> float:
