@@ -78,7 +78,7 @@ class HttpComparison:
         self._model = model
         self._turns = turns
         for server in servers:
-            wait_idle(server.cpu_seconds)
+            wait_idle(server)
             server.pause()
 
     def measure(self, streams: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,10 +53,17 @@ if __name__ == "__main__":
 """
 
 
-def wait_idle(cpu_seconds: Callable[[], float]) -> None:
-    """Waits until it grows no more: evensong takes the memory of a cache of a given size while it has nothing to do."""
+class Working(Protocol):
+    """Processes that use processor time."""
+
+    def cpu_seconds(self) -> float:
+        """What they have had so far."""
+
+
+def wait_idle(processes: Working) -> None:
+    """Waits until they do nothing more: evensong takes the memory of a cache of a given size while it has nothing to do."""
     until, last = time.monotonic() + SETTLE_SECONDS, -1.0
-    while time.monotonic() < until and (now := cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
+    while time.monotonic() < until and (now := processes.cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
         last = now
         time.sleep(SETTLE_POLL)
 
@@ -101,7 +107,7 @@ class LLMSide:
 
     def settle(self) -> None:
         """Waits until it does nothing more."""
-        wait_idle(self.cpu_seconds)
+        wait_idle(self)
 
     def run(self, n: int, prompt_len: int, output_len: int, seed: int) -> float:
         assert self._process.stdin is not None
