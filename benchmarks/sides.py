@@ -24,6 +24,9 @@ MAX_STREAMS = 64
 CLOSE_SECONDS = 60
 SETTLE_SECONDS, SETTLE_POLL, IDLE_SHARE = 60.0, 0.5, 0.1
 
+# Among the settings, but none of the engine's: prompts are of token ids from 10 up to this.
+VOCABULARY = "vocabulary"
+
 # Runs in either environment: reads "n prompt_len output_len seed" lines, answers seconds.
 PROGRAM = """
 import json, os, random, sys, time
@@ -31,6 +34,7 @@ if __name__ == "__main__":
     # Engines and their child processes log to what they think is standard output.
     out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
     settings = json.loads(sys.argv[2])
+    vocabulary = settings.pop("vocabulary", 40000)
     if sys.argv[1] == "evensong":
         from evensong import LLM, SamplingParams
     else:
@@ -40,7 +44,7 @@ if __name__ == "__main__":
     for line in sys.stdin:
         n, plen, olen, seed = map(int, line.split())
         rng = random.Random(seed)
-        prompts = [{"prompt_token_ids": [rng.randrange(10, 40000) for _ in range(plen)]} for _ in range(n)]
+        prompts = [{"prompt_token_ids": [rng.randrange(10, vocabulary) for _ in range(plen)]} for _ in range(n)]
         params = SamplingParams(temperature=0, max_tokens=olen, ignore_eos=True)
         start = time.perf_counter()
         answers = llm.generate(prompts, params, use_tqdm=False)
@@ -48,6 +52,21 @@ if __name__ == "__main__":
         assert all(len(answer.outputs[0].token_ids) == olen for answer in answers), "an answer is too short"
         print(seconds, file=out, flush=True)
 """
+
+
+class Working(Protocol):
+    """Processes that use processor time."""
+
+    def cpu_seconds(self) -> float:
+        """What they have had so far."""
+
+
+def wait_idle(processes: Working) -> None:
+    """Waits until they do nothing more: evensong takes the memory of a cache of a given size while it has nothing to do."""
+    until, last = time.monotonic() + SETTLE_SECONDS, -1.0
+    while time.monotonic() < until and (now := processes.cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
+        last = now
+        time.sleep(SETTLE_POLL)
 
 
 class Side(Protocol):
@@ -97,11 +116,8 @@ class LLMSide:
         self._answer()
 
     def settle(self) -> None:
-        """Waits until it does nothing more: evensong takes the memory of a cache of a given size while it is idle."""
-        until, last = time.monotonic() + SETTLE_SECONDS, -1.0
-        while time.monotonic() < until and (now := self.cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
-            last = now
-            time.sleep(SETTLE_POLL)
+        """Waits until it does nothing more."""
+        wait_idle(self)
 
     def run(self, n: int, prompt_len: int, output_len: int, seed: int) -> float:
         assert self._process.stdin is not None
@@ -204,9 +220,9 @@ def evensong_side(model: str, settings: dict[str, Any]) -> LLMSide:
     return side
 
 
-def vllm_side(python: str, model: str) -> LLMSide:
-    """vLLM in the environment of `python`."""
-    side = LLMSide("vllm", python, "vllm", {"model": model, **_common()})
+def vllm_side(python: str, model: str, settings: dict[str, Any] | None = None) -> LLMSide:
+    """vLLM in the environment of `python`; `settings` are added to the common ones."""
+    side = LLMSide("vllm", python, "vllm", {"model": model, **_common(), **(settings or {})})
     side.pause()
     return side
 
