@@ -21,12 +21,14 @@ using Bytes = Array<const std::uint8_t>;
 using Masks = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Pairs = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// The last steps may call back, and let go of what belongs to Python: both wait for the GIL.
+// The last steps may call back, and let go of what belongs to Python: both wait for the GIL. None waits for other ranks
+// then: nobody would hear of what it gives.
 class BoundEngine : public Engine {
  public:
   using Engine::Engine;
   ~BoundEngine() {
     nb::gil_scoped_release released;
+    cancel();
     stop();
   }
 };

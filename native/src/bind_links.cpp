@@ -24,6 +24,7 @@ char* bytes_of(const SharedBytes& memory) { return reinterpret_cast<char*>(memor
 // What a program was handed, kept as long as it.
 template <typename T>
 T& held(Program& program, nb::handle object) {
+  if (!nb::isinstance<T>(object)) throw nb::type_error("what ranks share is a Group, a LogitsGroup or a Channel");
   T& found = nb::cast<T&>(object);
   hold(program, object);
   return found;

@@ -36,6 +36,12 @@ WORLDS: dict[str, dict[str, Any]] = {
     "one batch": {"max_num_batched_tokens": 2048},
     "chunks of 16 tokens": {"max_num_batched_tokens": 16, "enable_prefix_caching": False},
     "a tiny pool that preempts": {"num_kv_blocks_override": 24, "max_num_batched_tokens": 64},
+    "one step after the other": {"async_scheduling": False},
+    "one step after the other, preempting": {
+        "async_scheduling": False,
+        "num_kv_blocks_override": 24,
+        "max_num_batched_tokens": 64,
+    },
 }
 
 
@@ -44,6 +50,30 @@ def test_a_world_changes_nothing(name: str, cases: list[Case], solo: dict[int, t
     answers, blocks = run_world(World(WORLDS[name], [0] * len(cases)), cases)
     assert answers == solo
     assert blocks["owned"] == 0
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_steps_are_planned_ahead_where_they_may_be(ahead: bool, cases: list[Case]) -> None:
+    """What the worlds compare is not the same thing twice: with one step ahead nearly all decode steps are."""
+    engine = make_engine({"async_scheduling": ahead})
+    client: Any = engine._client
+    depths: list[int] = []
+    take = client._core.steps.take
+
+    def noted() -> Any:
+        depths.append(len(client._core.steps))
+        return take()
+
+    client._core.steps.take = noted
+    try:
+        for index, case in enumerate(cases[:6]):
+            engine.add_request(str(index), case.prompt, case.params)
+        while engine.has_unfinished_requests():
+            engine.step()
+    finally:
+        engine.shutdown()
+    assert len(depths) > 10
+    assert depths.count(2) > len(depths) * 0.8 if ahead else set(depths) == {1}
 
 
 def test_cache_hits_change_nothing(cases: list[Case], solo: dict[int, tuple[Any, ...]]) -> None:

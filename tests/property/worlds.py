@@ -153,6 +153,7 @@ def random_world(rng: random.Random, cases: list[Case]) -> World:
         "num_kv_blocks_override": rng.choice([256, 400, 4000]) // block_size + 1,
         "long_prefill_token_threshold": rng.choice([0, 0, 5]),
         "enforce_eager": rng.random() < 0.2,
+        "async_scheduling": rng.random() < 0.7,
     }
     arrivals = [rng.choice([0, 0, rng.randrange(40)]) for _ in cases]
     aborted = rng.sample(range(len(cases)), k=rng.randrange(0, max(1, len(cases) // 4)))

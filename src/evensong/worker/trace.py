@@ -9,12 +9,15 @@ from typing import Any
 
 
 def write_chrome_trace(path: str, spans: Any, names: Sequence[str]) -> None:
-    """`spans` [n, 4]: segment, thread, begin and end in ns; one row of the picture a thread. Raises OSError."""
+    """`spans` [n, 4]: segment, thread, begin and end in ns; one row of the picture a thread. Raises OSError.
+
+    Segment -1 stands for the block copies that come before a step's own segments.
+    """
     events = [
         {
             "ph": "X",
             "cat": "op",
-            "name": names[segment],
+            "name": names[segment] if segment >= 0 else "copy_blocks",
             "pid": 0,
             "tid": thread,
             "ts": begin / 1e3,

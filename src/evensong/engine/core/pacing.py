@@ -16,7 +16,7 @@ NUM_STEPS = 8
 ENOUGH_STEPS = 4
 # What is left at the end of a step, beside the time that planning takes: in seconds, and as a share of the step.
 MARGIN_SECONDS = 0.002
-MARGIN_SHARE = 0.15
+MARGIN_SHARE = 0.1
 
 
 class NoPacing:
