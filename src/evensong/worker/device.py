@@ -204,10 +204,6 @@ class Device(ABC):
         """An eventfd that grows whenever a step has run that `start` did not wait for; -1: none."""
 
     @abstractmethod
-    def cancel(self) -> None:
-        """The end is near: steps in flight that wait for others, or for tokens that nobody publishes any more, fail."""
-
-    @abstractmethod
     def describe(self) -> dict[str, str]:
         """The fingerprint parts that the device knows."""
 

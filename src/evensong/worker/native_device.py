@@ -85,9 +85,6 @@ class NativeDevice(Device):
     def set_doorbell(self, fd: int) -> None:
         self._engine.set_doorbell(fd)
 
-    def cancel(self) -> None:
-        self._engine.cancel()
-
     def describe(self) -> dict[str, str]:
         # Not the number of threads: no bit depends on it.
         return {"kernel_build": f"evensong {self._native.BUILD}", "isa": self._isa, "deterministic": "yes"}

@@ -143,9 +143,6 @@ class TorchDevice(Device):
     def set_doorbell(self, fd: int) -> None:
         """Nobody needs to be woken: `start` waits."""
 
-    def cancel(self) -> None:
-        """No step waits for anything."""
-
     def describe(self) -> dict[str, str]:
         return {
             "trial_results": self._model.trials.digest(),
