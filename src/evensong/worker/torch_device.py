@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
 
+from evensong.distributed.torch_collectives import TorchPeers
 from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet, cpu_multiplies_bfloat16, describe_kernels, ops_for
 from evensong.kernels.mode import NumericMode, numeric_mode
@@ -107,6 +111,8 @@ class TorchDevice(Device):
             self._links = torch_links(self._settings.links_fd, self._settings.rank, kv_cache, self._torch)
             self._kv = _TorchKV(self.kv_specs(), kv_cache, self.mode, self._torch)
             self._caches = {spec.layer: cache for spec, cache in zip(self.kv_specs(), self._kv.caches, strict=True)}
+        if self._links is not None:
+            self._model.trials = self._model.trials.of_all(self._links.peers)
         self._views = LayerViews(self.kv_specs(), kv_cache)
         self._num_token_ids = num_token_ids
         description = self._model.description
@@ -144,8 +150,8 @@ class TorchDevice(Device):
 
     def describe(self) -> dict[str, str]:
         return {
-            "trial_results": self._model.trial_results,
-            "threads": str(torch.get_num_threads()) if self.kind == "cpu" else "1",
+            "trial_results": self._model.trials.digest(),
+            "threads": self._model.trials.all_threads() if self.kind == "cpu" else "1",
             **describe_kernels(self._torch),
         }
 
@@ -162,6 +168,30 @@ class TorchDevice(Device):
         return self._loaded
 
 
+@dataclass(frozen=True)
+class Trials:
+    """What trial products gave, and on how many threads: of a rank, or of all ranks of a replica.
+
+    In a replica's fingerprint it does not count which rank had a trial, or how many had it: stages change no bit.
+    """
+
+    results: Sequence[str]
+    threads: Sequence[int]
+
+    def of_all(self, peers: TorchPeers) -> Trials:
+        """Those of all ranks together, which call this at the same time."""
+        told = [json.loads(text) for text in peers.tell_all("trials", json.dumps([self.results, self.threads]))]
+        return Trials([one for results, _ in told for one in results], [one for _, threads in told for one in threads])
+
+    def digest(self) -> str:
+        """A digest of the results."""
+        return hashlib.blake2b("".join(sorted(set(self.results))).encode(), digest_size=16).hexdigest()
+
+    def all_threads(self) -> str:
+        """The numbers of threads that ranks have."""
+        return ", ".join(map(str, sorted(set(self.threads))))
+
+
 class _Loaded:
     """A model with its weights, and what depends on them."""
 
@@ -174,7 +204,7 @@ class _Loaded:
         self.plan: AttentionPlan = builder.attention_plan(
             builder.share.heads.num_heads, builder.share.heads.num_kv_heads, description.head_dim
         )
-        self.trial_results = builder.trial_results()
+        self.trials = Trials(builder.trial_results(), [torch.get_num_threads()])
 
 
 class _TorchKV:
