@@ -152,6 +152,5 @@ class UniProcExecutor(Executor):
     def shutdown(self) -> None:
         if not self._closed:
             self._closed = True
-            self._worker.cancel()
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._worker = None  # frees the weights and the KV cache

@@ -10,6 +10,7 @@ from typing import Protocol
 from evensong.distributed.grid import ALONE, Rank
 from evensong.distributed.split import Share, plan_shares
 from evensong.kernels.mode import NumericMode
+from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.row import Bitmask, Float32, SamplingRow
@@ -204,10 +205,6 @@ class Device(ABC):
         """An eventfd that grows whenever a step has run that `start` did not wait for; -1: none."""
 
     @abstractmethod
-    def cancel(self) -> None:
-        """The end is near: steps in flight that wait for others, or for tokens that nobody publishes any more, fail."""
-
-    @abstractmethod
     def describe(self) -> dict[str, str]:
         """The fingerprint parts that the device knows."""
 
@@ -233,9 +230,5 @@ class Device(ABC):
         """Every step moves the page forward, at least once for each layer."""
 
     @abstractmethod
-    def start_trace(self) -> None:
-        """Begins to note what runs when."""
-
-    @abstractmethod
-    def stop_trace(self, path: str) -> None:
-        """Ends that and writes a Chrome trace (gzip, JSON) to `path`. Raises OSError."""
+    def start_trace(self) -> Callable[[PartWriter], None]:
+        """Begins to note what runs when. What is returned ends that and writes what was noted; it raises OSError."""

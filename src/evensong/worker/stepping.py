@@ -41,10 +41,6 @@ class SteppingWorker:
         """An eventfd that grows whenever a step in flight has run."""
         self._device.set_doorbell(fd)
 
-    def cancel(self) -> None:
-        """Before the worker is given up: steps in flight end, with errors if need be."""
-        self._device.cancel()
-
     def _require_runner(self) -> Runner:
         assert self._runner is not None, "initialize_from_config comes first"
         return self._runner

@@ -65,9 +65,6 @@ class RecordingWorker:
         self._note("take")
         return ModelOutput(["a"], [[3]], [None])
 
-    def cancel(self) -> None:
-        self._note("cancel")
-
     def add(self, a: int, b: int) -> int:
         self._note("add")
         return a + b

@@ -284,3 +284,19 @@ def test_tokens_reach_the_first_stage_through_the_table(torch_ops: bool, tmp_pat
         logits = plain.run(expected, len(expected))[-1, :NUM_TOKENS]
         assert token == int(logits.argmax())
         expected.append(token)
+
+
+@pytest.mark.parametrize("torch_ops", [False, True])
+def test_ranks_say_the_same_of_themselves_whatever_the_stages(torch_ops: bool, tmp_path: Path) -> None:
+    folder = str(write_tiny_llama(tmp_path, TinyLlama(num_layers=3, num_heads=4)))
+    how: dict[str, Any] = {"mode": FLOAT32, "ops": OPS["cpu"]} if torch_ops else {}
+
+    def described(parts: int, stages: int) -> dict[str, str]:
+        parts_of = Stepper(load_replica(folder, "float32", parts, stages, **how)).device.on_all(lambda d: d.describe())
+        assert all(one == parts_of[0] for one in parts_of)
+        return dict(parts_of[0])
+
+    alone = load(folder, "float32", *how.values())[0].describe()
+    assert described(1, 2) == described(1, 3) == alone
+    # Parts of a matrix have trials of their own.
+    assert described(3, 1) == described(3, 2) and (described(3, 1) != alone) == torch_ops

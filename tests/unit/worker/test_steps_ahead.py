@@ -174,19 +174,6 @@ def test_a_step_that_fails_says_so_where_it_is_taken(worker: Worker) -> None:
     assert len(alone(worker, Job("b", [1, 2, 3], FREE), 2).output) == 2
 
 
-def test_a_step_that_waits_for_a_token_does_not_keep_a_worker_from_its_end(folder: Path) -> None:
-    """Python never samples what the second step waits for."""
-    worker = make_worker(folder)
-    world, job = World(worker), Job("a", [1, 2, 3], PENALISED)
-    world.begin([(job, 3)])
-    world.begin([(job, 1)])
-    second: Any = worker._runner._steps[-1].run  # type: ignore[union-attr]
-    assert not second.ready()
-    worker.cancel()
-    with pytest.raises(Exception, match="cancelled"):
-        second.wait()
-
-
 def test_blocks_are_copied_behind_the_steps_before(worker: Worker) -> None:
     """A copy is planned while the step that writes its source is in flight."""
     prompt = np.random.default_rng(1).integers(0, 200, 12).tolist()
