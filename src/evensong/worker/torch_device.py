@@ -20,6 +20,7 @@ from evensong.layers.torch_step import RotaryTables, StepInputs, TorchStep
 from evensong.models.base import CausalLM
 from evensong.models.check import check_model
 from evensong.models.loader import TensorReader, build_model
+from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.sampling.row import SamplingRow
@@ -40,6 +41,7 @@ from evensong.worker.kv_memory import HostKV, copy_rows
 from evensong.worker.layer_views import LayerViews
 from evensong.worker.torch_links import TIMEOUT, TorchLinks, torch_links
 from evensong.worker.torch_run import TorchRun
+from evensong.worker.torch_trace import TorchTrace
 
 # Share of a CUDA device's free memory that the cache may take.
 CUDA_POOL_SHARE = 0.85
@@ -77,7 +79,7 @@ class TorchDevice(Device):
         self._views: LayerViews | None = None
         self._caches: dict[int, torch.Tensor] = {}
         self._num_token_ids = 0
-        self._profiler: torch.profiler.profile | None = None
+        self._trace = TorchTrace()
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description, weights = files.description, open_weights(files.source)
@@ -119,6 +121,7 @@ class TorchDevice(Device):
     @torch.inference_mode()
     def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> DeviceStep:
         assert self._views is not None, "prepare comes first"
+        self._trace.step_begins(mark.step_id, len(batch.token_ids))
         self._copy_blocks(batch)
         token_ids = batch.token_ids
         if self._links is not None:
@@ -138,7 +141,9 @@ class TorchDevice(Device):
         model = self._model.model
         hidden = model.forward(step)
         tokens = None if self._links is None else self._links.tokens
-        return TorchRun(model, step, hidden, batch.sample_rows, rows, self._num_token_ids, share.rank, mark, tokens)
+        run = TorchRun(model, step, hidden, batch.sample_rows, rows, self._num_token_ids, share.rank, mark, tokens)
+        self._trace.step_ends()
+        return run
 
     def set_doorbell(self, fd: int) -> None:
         """Nobody needs to be woken: `start` waits."""
@@ -153,18 +158,9 @@ class TorchDevice(Device):
     def watch_progress(self, page: ProgressPage) -> None:
         self._caches = _Watched(self._caches, page.tick)
 
-    def start_trace(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self.kind == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities)
-        self._profiler.start()
-
-    def stop_trace(self, path: str) -> None:
-        assert self._profiler is not None
-        profiler, self._profiler = self._profiler, None
-        profiler.stop()
-        profiler.export_chrome_trace(path)
+    def start_trace(self) -> Callable[[PartWriter], None]:
+        self._trace.start(self.kind)
+        return self._trace.stop
 
     @property
     def _model(self) -> _Loaded:
