@@ -37,6 +37,11 @@ WORLDS: dict[str, dict[str, Any]] = {
     "chunks of 16 tokens": {"max_num_batched_tokens": 16, "enable_prefix_caching": False},
     "a tiny pool that preempts": {"num_kv_blocks_override": 24, "max_num_batched_tokens": 64},
     "one step after the other": {"async_scheduling": False},
+    "stages of a pipeline, in which a tiny pool preempts": {
+        "pipeline_parallel_size": 2,
+        "num_kv_blocks_override": 24,
+        "max_num_batched_tokens": 64,
+    },
     "one step after the other, preempting": {
         "async_scheduling": False,
         "num_kv_blocks_override": 24,

@@ -11,6 +11,7 @@ import torch
 
 from evensong import _native
 from evensong.config.sections import CacheConfig, EngineConfig, ModelConfig, ObservabilityConfig
+from evensong.distributed.grid import RankGrid
 from evensong.kernels.cpu import native
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig
@@ -92,6 +93,18 @@ def test_steps_before_the_cache_are_a_bug(folder: Path) -> None:
     with pytest.raises(AssertionError, match="initialize_from_config"):
         worker.sample_tokens(None)
         worker.take_output()
+
+
+def test_a_rank_says_how_many_share_a_layer(folder: Path) -> None:
+    """Stages are no part of the fingerprint."""
+    config = EngineConfig(model=ModelConfig(model=str(folder), device="cpu"))
+    alone = Worker(config).describe()
+    assert alone["tensor_parallel_size"] == "1" and Worker(config, RankGrid(1, 2).rank(1)).describe() == alone
+    second = Worker(config, RankGrid(2, 2).rank(3))
+    assert second.get_rank() == 3 and [spec.layer for spec in second.get_kv_cache_specs()] == [1]
+    assert second.describe() == alone | {"tensor_parallel_size": "2"}
+    with pytest.raises(ConfigError, match="1 to 4 can"):
+        Worker(config, RankGrid(5).rank(0))
 
 
 def test_run_dtypes() -> None:
