@@ -8,7 +8,7 @@ from typing import Any
 
 OWN = "evensong"
 # Ratios in which more is better are ours by the peer's, the others the peer's by ours: an advantage is above 1.
-HIGHER = ("tokens_per_s",)
+HIGHER = ("tokens_per_s", "events_per_token")
 
 
 class Turns:

@@ -106,9 +106,11 @@ class ChoiceState:
             self.index,
             self.text[text_from:],
             self.token_ids[tokens_from:],
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            seed=self.request.params.seed,
+            None,
+            None,
+            self.finish_reason,
+            self.stop_reason,
+            self.request.params.seed,
         )
         if self.logprobs is not None:
             output.cumulative_logprob = self.cumulative_logprob

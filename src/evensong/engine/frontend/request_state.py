@@ -90,19 +90,21 @@ class RequestState:
         if prompt is not None and not prompt.complete and not finished:
             return None  # another choice is ahead of the one that computes the prompt's log-probabilities
         delta = kind is RequestOutputKind.DELTA
-        shown = [c for c in self.choices if not delta or c.index in self._changed]
+        shown = self.choices
+        if delta and len(shown) > 1:
+            shown = [choice for choice in shown if choice.index in self._changed]
         self._changed.clear()
         self._sent_final = finished
         if delta:
             self._prompt = None
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.processed.prompt,
-            prompt_token_ids=self.processed.prompt_token_ids,
-            outputs=[choice.output(delta=delta) for choice in shown],
-            finished=finished,
-            num_cached_tokens=self.num_cached_tokens,
-            params=self.processed.params,
-            metrics=self.metrics,
-            prompt_logprobs=prompt.positions if prompt is not None and prompt.complete else None,
+            self.request_id,
+            self.processed.prompt,
+            self.processed.prompt_token_ids,
+            [choice.output(delta=delta) for choice in shown],
+            finished,
+            self.num_cached_tokens,
+            self.processed.params,
+            self.metrics,
+            prompt.positions if prompt is not None and prompt.complete else None,
         )

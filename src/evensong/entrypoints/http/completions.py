@@ -193,6 +193,7 @@ class _Chunks:
         self._job = job
         self._make_choice = maker
         self._usage = Usage()
+        self._with_usage = form.include_usage
 
     @functools.cached_property
     def _envelope(self) -> Envelope:
@@ -202,7 +203,7 @@ class _Chunks:
     def of(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         """An event for each choice that has something new."""
         self._usage.add(prompt_index, output)
-        more = self._form.chunk_usage(self._usage.form)
+        more = self._form.chunk_usage(self._usage.form) if self._with_usage else {}
         return [
             self._envelope.event([self._make_choice(prompt_index, output, choice)], more) for choice in output.outputs
         ]
