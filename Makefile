@@ -44,6 +44,11 @@ test-native: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+# Needs vLLM's environment: EVENSONG_PEER_VLLM, or ARGS='--peer-python PATH'
+.PHONY: engine-cost
+engine-cost: $(STAMP)
+	$(BIN)/python benchmarks/engine_cost.py $(ARGS)
+
 soak: $(STAMP)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --report soak-report.json $(ARGS)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,9 @@ MAX_STREAMS = 64
 CLOSE_SECONDS = 60
 SETTLE_SECONDS, SETTLE_POLL, IDLE_SHARE = 60.0, 0.5, 0.1
 
+# Among the settings, but none of the engine's: prompts are of token ids from 10 up to this.
+VOCABULARY = "vocabulary"
+
 # Runs in either environment: reads "n prompt_len output_len seed" lines, answers seconds.
 PROGRAM = """
 import json, os, random, sys, time
@@ -30,6 +34,7 @@ if __name__ == "__main__":
     # Engines and their child processes log to what they think is standard output.
     out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
     settings = json.loads(sys.argv[2])
+    vocabulary = settings.pop("vocabulary", 40000)
     if sys.argv[1] == "evensong":
         from evensong import LLM, SamplingParams
     else:
@@ -39,7 +44,7 @@ if __name__ == "__main__":
     for line in sys.stdin:
         n, plen, olen, seed = map(int, line.split())
         rng = random.Random(seed)
-        prompts = [{"prompt_token_ids": [rng.randrange(10, 40000) for _ in range(plen)]} for _ in range(n)]
+        prompts = [{"prompt_token_ids": [rng.randrange(10, vocabulary) for _ in range(plen)]} for _ in range(n)]
         params = SamplingParams(temperature=0, max_tokens=olen, ignore_eos=True)
         start = time.perf_counter()
         answers = llm.generate(prompts, params, use_tqdm=False)
@@ -47,6 +52,21 @@ if __name__ == "__main__":
         assert all(len(answer.outputs[0].token_ids) == olen for answer in answers), "an answer is too short"
         print(seconds, file=out, flush=True)
 """
+
+
+class Working(Protocol):
+    """Processes that use processor time."""
+
+    def cpu_seconds(self) -> float:
+        """What they have had so far."""
+
+
+def wait_idle(processes: Working) -> None:
+    """Waits until they do nothing more: evensong takes the memory of a cache of a given size while it is idle."""
+    until, last = time.monotonic() + SETTLE_SECONDS, -1.0
+    while time.monotonic() < until and (now := processes.cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
+        last = now
+        time.sleep(SETTLE_POLL)
 
 
 class Side(Protocol):
@@ -70,7 +90,15 @@ class Side(Protocol):
 class LLMSide:
     """An engine with vLLM's `LLM` class: evensong itself, or vLLM in another environment. Stopped between batches."""
 
-    def __init__(self, name: str, python: str, kind: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        python: str,
+        kind: str,
+        settings: dict[str, Any],
+        processors: Sequence[int] | None = None,
+    ) -> None:
+        """`processors`: those to which the side, its children with it, is confined."""
         self.name = name
         self._filled: set[tuple[int, int, int]] = set()
         self._log = tempfile.NamedTemporaryFile("w+", suffix=f"-{name}.log")  # noqa: SIM115  closed with the side
@@ -83,15 +111,13 @@ class LLMSide:
             text=True,
             env=environment,
             start_new_session=True,
+            preexec_fn=None if processors is None else lambda: os.sched_setaffinity(0, processors),
         )
         self._answer()
 
     def settle(self) -> None:
-        """Waits until it does nothing more: evensong takes the memory of a cache of a given size while it is idle."""
-        until, last = time.monotonic() + SETTLE_SECONDS, -1.0
-        while time.monotonic() < until and (now := self.cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
-            last = now
-            time.sleep(SETTLE_POLL)
+        """Waits until it does nothing more."""
+        wait_idle(self)
 
     def run(self, n: int, prompt_len: int, output_len: int, seed: int) -> float:
         assert self._process.stdin is not None
@@ -194,9 +220,9 @@ def evensong_side(model: str, settings: dict[str, Any]) -> LLMSide:
     return side
 
 
-def vllm_side(python: str, model: str) -> LLMSide:
-    """vLLM in the environment of `python`."""
-    side = LLMSide("vllm", python, "vllm", {"model": model, **_common()})
+def vllm_side(python: str, model: str, settings: dict[str, Any] | None = None) -> LLMSide:
+    """vLLM in the environment of `python`; `settings` are added to the common ones."""
+    side = LLMSide("vllm", python, "vllm", {"model": model, **_common(), **(settings or {})})
     side.pause()
     return side
 

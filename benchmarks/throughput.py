@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from machine import Machine, mean_of
+from pairs import show, spread
 from roofline import Rows, Sizes, Step, seconds, workload_seconds
 from sides import LlamaSide, LLMSide, Side, evensong_side, vllm_side
 
@@ -34,17 +35,6 @@ CONTEXT = "context"
 CONTEXT_STREAMS, CONTEXT_STEPS, SHORT, LONG = 8, 64, 128, 4096
 # Reading the long prompts costs more than all that is measured after them.
 CONTEXT_PAIRS = 3
-
-
-def spread(values: Sequence[float], digits: int = 2) -> dict[str, float]:
-    """Median, least and most."""
-    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {name: round(value, digits) for name, value in found.items()}
-
-
-def show(one: dict[str, float]) -> str:
-    """A spread for a table."""
-    return f"{one['median']:g} ({one['min']:g}-{one['max']:g})"
 
 
 def sizes_of(model: str, weight_bytes: float, kv_bytes: float) -> Sizes:

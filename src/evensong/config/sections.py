@@ -160,7 +160,7 @@ class ObservabilityConfig:
         None, "where spans go: the URL of an OpenTelemetry collector (OTLP over HTTP)", metavar="URL"
     )
     torch_profiler_dir: str | None = setting(
-        None, "folder for the traces of /start_profile and /stop_profile (default: no profiling)"
+        None, "folder for the traces of all ranks, from /start_profile to /stop_profile (default: no profiling)"
     )
 
 

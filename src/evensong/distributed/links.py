@@ -24,8 +24,11 @@ MEETING_BYTES = _PAGE
 
 @dataclass(frozen=True)
 class LinkSizes:
-    """Bytes of each kind of region: the feed table of the replica, what the parts of a stage exchange, the last stage's
-    logits, and what one part of a stage hands to the next. 0: there is no such region."""
+    """Bytes of each kind of region; 0: there is none.
+
+    The feed table of the replica, what the parts of a stage exchange, the last stage's logits, and what one part of a
+    stage hands to the next.
+    """
 
     feed: int
     group: int = 0

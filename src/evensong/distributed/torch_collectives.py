@@ -48,10 +48,15 @@ class TorchPeers:
         # The store's file is there for as long as the groups.
         self._meeting = meeting
         self._rank = rank
-        store = _dist.FileStore(meeting.path, rank.grid.num_ranks)
+        self._store = store = _dist.FileStore(meeting.path, rank.grid.num_ranks)
         parts, stages = rank.grid.tensor_parallel_size, rank.grid.pipeline_parallel_size
         self._parts = self._group(store, f"stage {rank.stage}", rank.part, parts, timeout)
         self._stages = self._group(store, f"part {rank.part}", rank.stage, stages, timeout)
+
+    def tell_all(self, name: str, what: str) -> list[str]:
+        """What every rank of the replica tells under this name, in rank order; all ask at the same time."""
+        self._store.set(f"{name} {self._rank.index}", what)
+        return [self._store.get(f"{name} {index}").decode() for index in range(self._rank.grid.num_ranks)]
 
     def _group(self, store: Any, name: str, member: int, size: int, timeout: float) -> Any:
         if size == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sized
+from collections.abc import AsyncGenerator, Callable, Mapping, Sized
 from typing import Any
 
 from evensong.config.resolve import EngineArgs
@@ -38,6 +38,14 @@ class RequestStream:
         self._error: Exception | None = None
         self.state: RequestState | None = None
         self._finished = False
+        self._listener: Callable[[], None] | None = None
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """From now on `listener` is called, by whoever reads the engine's outputs, when there is something to take.
+
+        It must not raise, nor take long. None: nobody listens any more.
+        """
+        self._listener = listener
 
     def attach(self, state: RequestState) -> None:
         """The request whose outputs these are."""
@@ -49,13 +57,18 @@ class RequestStream:
 
     def changed(self, state: RequestState) -> None:
         """Called when there is something new to take."""
-        self._event.set()
+        if self._listener is None:
+            self._event.set()
+        else:
+            self._listener()
 
     def failed(self, error: Exception) -> None:
         """Called when the request ends with an error."""
         self._error = error
         self._admitted.set()
         self._event.set()
+        if self._listener is not None:
+            self._listener()
 
     async def wait_admitted(self) -> None:
         """Until the core has admitted the request; raises what it was refused with."""
@@ -72,17 +85,23 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        assert self.state is not None
         while not self._finished:
-            output = self.state.take()
+            output = self.take()
             if output is not None:
-                self._finished = output.finished
                 return output
-            if self._error is not None:
-                raise self._error
             self._event.clear()
             await self._event.wait()
         raise StopAsyncIteration
+
+    def take(self) -> RequestOutput | None:
+        """The next output; None where there is nothing to take now. Raises what the request failed with after that."""
+        assert self.state is not None
+        output = self.state.take()
+        if output is not None:
+            self._finished = output.finished
+        elif self._error is not None and not self._finished:
+            raise self._error
+        return output
 
 
 @control_verbs

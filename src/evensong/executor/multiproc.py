@@ -21,6 +21,9 @@ from evensong.utils.progress import ProgressPage
 
 Value = TypeVar("Value")
 
+# Fingerprint parts that come of a rank's own layers and processors; of all others every rank says the same.
+OF_EACH_RANK = ("trial_results", "threads")
+
 
 class _Output(Future[ModelOutput]):
     """The output of a step, read by whoever asks for it, in that thread; outputs come in the order of the steps."""
@@ -86,9 +89,11 @@ class MultiprocExecutor(Executor):
 
     def describe(self) -> dict[str, str]:
         parts: list[dict[str, str]] = self._ask("describe", dict[str, str])
+        whole = {}
         for name in sorted({name for own in parts for name in own}):
-            _agreed([own.get(name, "nothing") for own in parts], name)
-        return parts[0]
+            values = [own.get(name, "nothing") for own in parts]
+            whole[name] = ", ".join(values) if name in OF_EACH_RANK else _agreed(values, name)
+        return whole
 
     # ---- steps
 

@@ -206,6 +206,7 @@ class RankGroup:
             progress_fd=page_fd,
             links_fd=links_fd,
             processors=place.processors,
+            of_main_thread=threading.current_thread() is threading.main_thread(),
         )
         fds = {plans_fd, answers_fd, page_fd, *bell.fds, *self._doorbell.fds}
         fds |= set() if links_fd is None else {links_fd}

@@ -73,10 +73,12 @@ class BlockPool:
     def free_list(self) -> list[int]:
         """The free blocks in the order in which they would be taken (for the invariants; O(num_free))."""
         order: list[int] = []
-        block = self._next[self.num_blocks]
-        while block != self.num_blocks and len(order) <= self.num_blocks:
+        following, end = self._next, self.num_blocks
+        block = following[end]
+        # Links that are damaged may lead round and round.
+        while block != end and len(order) <= end:
             order.append(block)
-            block = self._next[block]
+            block = following[block]
         return order
 
     def _forget(self, block: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from evensong.kvcache.block_pool import BlockPool
 from evensong.kvcache.manager import KVCacheManager
 from evensong.protocol.kv_spec import NULL_BLOCK
 
@@ -25,20 +26,10 @@ def check(kv_cache: KVCacheManager, num_computed_tokens: Mapping[str, int] = _NO
         assert all(0 <= block < pool.num_blocks for block in blocks), f"request {request_id} holds a block of no pool"
         _check_columns(kv_cache, request_id, num_computed_tokens.get(request_id))
         held.update(blocks)
-    for block in range(pool.num_blocks):
-        assert pool.ref_counts[block] == held[block], (
-            f"block {block} has {pool.ref_counts[block]} references, tables hold it {held[block]} times"
-        )
-    free = pool.free_list()
-    for before, after in zip([pool.num_blocks, *free], [*free, pool.num_blocks], strict=True):
-        assert pool._next[before] == after and pool._prev[after] == before, "the free list's links disagree"
-    assert len(free) == len(set(free)) == pool.num_free, f"free list of {len(free)}, counted {pool.num_free}"
-    assert all(pool.ref_counts[block] == 0 for block in free), "an owned block stands in the free list"
-    owned = sum(1 for count in pool.ref_counts if count)
+    owned = _check_references(pool, held)
+    free = _check_free_list(pool)
     assert owned + len(free) == pool.num_blocks, f"{owned} owned and {len(free)} free of {pool.num_blocks} blocks"
-    for block_hash, block in pool.by_hash.items():
-        assert pool.hashes[block] == block_hash, f"hash map names block {block}, which holds another hash"
-    assert len(pool.by_hash) == sum(1 for h in pool.hashes if h is not None), "a block's hash is not in the map"
+    _check_hashes(pool)
     assert set(kv_cache._claims) == set(kv_cache._num_published) == set(kv_cache.tables), "claims without a table"
     assert set(kv_cache._num_passed) == set(kv_cache.tables), "passed blocks without a table"
     for request_id, table in kv_cache.tables.items():
@@ -55,6 +46,41 @@ def check(kv_cache: KVCacheManager, num_computed_tokens: Mapping[str, int] = _NO
         "cached": len(pool.by_hash),
         "tables": len(kv_cache.tables),
     }
+
+
+# A pool may have hundreds of thousands of blocks, and whoever comes next waits for the check: what looks at all blocks
+# is one call of a built-in, and the block that is to blame is looked for only where there is one.
+
+
+def _check_references(pool: BlockPool, held: Counter[int]) -> int:
+    """Every count of references is the number of tables that hold the block; returns how many are held."""
+    owned = pool.num_blocks - pool.ref_counts.count(0)
+    if owned != len(held) or any(pool.ref_counts[block] != count for block, count in held.items()):
+        for block, count in enumerate(pool.ref_counts):
+            assert count == held[block], f"block {block} has {count} references, tables hold it {held[block]} times"
+    return owned
+
+
+def _check_free_list(pool: BlockPool) -> list[int]:
+    """The free list is one chain, in both directions, of blocks that nobody holds; returns it."""
+    free, end = pool.free_list(), pool.num_blocks
+    # It was read along the links to the next ones, so of those only the last can be wrong; and a block that came twice
+    # would have two that it follows.
+    last = free[-1] if free else end
+    back = list(map(pool._prev.__getitem__, [*free, end]))
+    assert pool._next[last] == end and back == [end, *free], "the free list's links disagree"
+    assert len(free) == pool.num_free, f"free list of {len(free)}, counted {pool.num_free}"
+    assert not any(map(pool.ref_counts.__getitem__, free)), "an owned block stands in the free list"
+    return free
+
+
+def _check_hashes(pool: BlockPool) -> None:
+    """The map of hashes and the blocks' own hashes say the same."""
+    if list(map(pool.hashes.__getitem__, pool.by_hash.values())) != list(pool.by_hash):
+        for block_hash, block in pool.by_hash.items():
+            assert pool.hashes[block] == block_hash, f"hash map names block {block}, which holds another hash"
+    num_hashes = pool.num_blocks - pool.hashes.count(None)
+    assert len(pool.by_hash) == num_hashes, "a block's hash is not in the map"
 
 
 def _check_columns(kv_cache: KVCacheManager, request_id: str, computed: int | None) -> None:

@@ -23,4 +23,5 @@ class CausalLM(ABC):
     def logits(self, ops: Ops, hidden: Value) -> Value:
         """Float32 logits [rows, vocab_size] of rows of `hidden`, padded rows of the vocabulary included.
 
-        For ranks that have the output head."""
+        For ranks that have the output head.
+        """

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import itertools
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from evensong.protocol.stats import SchedulerStats
 
@@ -11,6 +18,36 @@ _LABELS = ("model_name", "engine")
 _FIRST_TOKEN_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 80, 160)
 _TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10)
 _REQUEST_BUCKETS = (0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+
+class Times(Collector):
+    """A histogram that is added to with every token: it has one writer, so no locks, and sums up when it is shown.
+
+    `buckets` are upper bounds, in seconds. The library's own costs three times as much, and looks the same.
+    """
+
+    def __init__(self, name: str, text: str, buckets: tuple[float, ...], labels: dict[str, str]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._bounds = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+        self._created = time.time()
+
+    def observe(self, seconds: float) -> None:
+        """Adds a time."""
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """What is shown."""
+        names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        buckets = list(zip(names, itertools.accumulate(self._counts), strict=True))
+        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), buckets, self._sum)
+        family.add_sample(f"{self._name}_created", self._labels, self._created)
+        yield family
 
 
 class EngineMetrics:
@@ -26,10 +63,10 @@ class EngineMetrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(f"evensong:{name}", text, _LABELS, registry=self.registry).labels(**labels)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"evensong:{name}", text, _LABELS, buckets=buckets, registry=self.registry).labels(
-                **labels
-            )
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Times:
+            times = Times(f"evensong:{name}", text, buckets, labels)
+            self.registry.register(times)
+            return times
 
         self._gauges = (
             gauge("num_requests_running", "Requests in the running batch"),

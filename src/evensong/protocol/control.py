@@ -112,13 +112,13 @@ VERBS: dict[str, Verb] = {
         Verb(
             "start_profile",
             (Arg("profile_prefix", str | None, None),),
-            "Starts torch's profiler in every worker.",
+            "Starts the profiler of every rank.",
             Route("POST", "status", "profiling"),
         ),
         Verb(
             "stop_profile",
             (),
-            "Stops the profiler; the traces are written to --torch-profiler-dir, and named in the answer.",
+            "Stops the profiler and writes one trace of all ranks to --torch-profiler-dir; the answer names it.",
             Route("POST", "traces", kind="array"),
         ),
         Verb(

@@ -17,7 +17,8 @@ from evensong.protocol.errors import ConfigError, ErrorBody, RequestError
 class WorkerOrders(msgspec.Struct):
     """First bytes of a worker. Every `_fd` and doorbell is inherited; `processors` are those it is bound to, if any.
 
-    `links_fd` is the memory that the ranks share among themselves, None for a rank that is alone.
+    `links_fd` is the memory that the ranks share among themselves, None for a rank that is alone. `of_main_thread`: the
+    parent's main thread started it, so that the kernel can end it with that.
     """
 
     config: msgspec.Raw
@@ -33,6 +34,7 @@ class WorkerOrders(msgspec.Struct):
     progress_fd: int
     links_fd: int | None = None
     processors: tuple[int, ...] | None = None
+    of_main_thread: bool = False
 
 
 class ToRanks(IntEnum):

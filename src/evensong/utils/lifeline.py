@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
+import signal
 import struct
+import sys
 import threading
 
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 20
 PARENT_GONE = 3
 PARENT_CHECK_MS = 1000
+# PR_SET_PDEATHSIG of linux/prctl.h
+_SET_DEATH_SIGNAL = 1
 
 
 def read_orders(fd: int) -> bytes:
@@ -37,6 +42,15 @@ def watch(fd: int) -> None:
         os._exit(PARENT_GONE)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def be_killed_with_parent_thread() -> None:
+    """On Linux the kernel kills this process when the thread that started it ends, even if this one is stopped.
+
+    Only for children of a thread that lives as long as its process, as the main one does. prctl(2).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def _read_exactly(fd: int, count: int) -> bytes:

@@ -10,6 +10,7 @@ from typing import Protocol
 from evensong.distributed.grid import ALONE, Rank
 from evensong.distributed.split import Share, plan_shares
 from evensong.kernels.mode import NumericMode
+from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.protocol.output import TokenLogprobs
 from evensong.sampling.row import Bitmask, Float32, SamplingRow
@@ -229,9 +230,5 @@ class Device(ABC):
         """Every step moves the page forward, at least once for each layer."""
 
     @abstractmethod
-    def start_trace(self) -> None:
-        """Begins to note what runs when."""
-
-    @abstractmethod
-    def stop_trace(self, path: str) -> None:
-        """Ends that and writes a Chrome trace (gzip, JSON) to `path`. Raises OSError."""
+    def start_trace(self) -> Callable[[PartWriter], None]:
+        """Begins to note what runs when. What is returned ends that and writes what was noted; it raises OSError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from evensong.kernels.cpu.native import chosen_isa, extension, multiplies_bfloat
 from evensong.kernels.cpu.recorder import NativeLinks, Watchers
 from evensong.kernels.mode import numeric_mode
 from evensong.layers.rotary import rotary_tables
+from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.sampling.native_draws import NativeDraws
 from evensong.sampling.row import SamplingRow
@@ -22,7 +23,7 @@ from evensong.worker.native_links import native_links
 from evensong.worker.native_model import NativeModel, load_native
 from evensong.worker.native_step import NativeStep
 from evensong.worker.recording import LayerMemory, Recording
-from evensong.worker.trace import write_chrome_trace
+from evensong.worker.trace import write_native_trace
 
 
 class NativeDevice(Device):
@@ -92,15 +93,19 @@ class NativeDevice(Device):
     def watch_progress(self, page: ProgressPage) -> None:
         self._engine.set_progress(np.frombuffer(page.words, dtype=np.uint64), TICKS_WORD, LAST_WORD)
 
-    def start_trace(self) -> None:
-        self._engine.take_spans()
-        self._engine.record_spans(True)
-
-    def stop_trace(self, path: str) -> None:
-        self._engine.record_spans(False)
-        program = self._recording.program
+    def start_trace(self) -> Callable[[PartWriter], None]:
+        engine, program = self._engine, self._recording.program
+        # Now, for at the end the weights may be asleep.
         names = [program.segment_name(index) for index in range(program.num_segments)]
-        write_chrome_trace(path, self._engine.take_spans(), names)
+        engine.take_spans()
+        engine.take_steps()
+        engine.record_spans(True)
+
+        def stop(writer: PartWriter) -> None:
+            engine.record_spans(False)
+            write_native_trace(writer, names, engine.take_spans(), engine.take_steps())
+
+        return stop
 
     @property
     def _model(self) -> NativeModel:

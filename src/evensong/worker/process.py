@@ -25,7 +25,7 @@ from evensong.protocol.errors import ConfigError, EvensongError
 from evensong.protocol.ranks import Call, FromRank, Reply, ToRanks, WorkerOrders, fault_of
 from evensong.protocol.step import GrammarBitmask, SchedulerOutput
 from evensong.utils.doorbell import Doorbell
-from evensong.utils.lifeline import PARENT_GONE, read_orders, watch
+from evensong.utils.lifeline import PARENT_GONE, be_killed_with_parent_thread, read_orders, watch
 from evensong.utils.logging import configure_logging, get_logger
 from evensong.utils.progress import ProgressPage
 from evensong.utils.shm_ring import RingReader, RingWriter
@@ -159,6 +159,8 @@ def run_worker(fd: int) -> int:
         orders = msgspec.msgpack.decode(read_orders(fd), type=WorkerOrders)
     except EOFError:
         return PARENT_GONE
+    if orders.of_main_thread:
+        be_killed_with_parent_thread()
     if orders.processors is not None:
         # Before any other thread is there: those to come inherit it.
         os.sched_setaffinity(0, orders.processors)

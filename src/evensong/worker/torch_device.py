@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
 
+from evensong.distributed.torch_collectives import TorchPeers
 from evensong.kernels.attention import AttentionPlan
 from evensong.kernels.dispatch import OpSet, cpu_multiplies_bfloat16, describe_kernels, ops_for
 from evensong.kernels.mode import NumericMode, numeric_mode
@@ -16,6 +20,7 @@ from evensong.layers.torch_step import RotaryTables, StepInputs, TorchStep
 from evensong.models.base import CausalLM
 from evensong.models.check import check_model
 from evensong.models.loader import TensorReader, build_model
+from evensong.observe.chrome_trace import PartWriter
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig, LayerKVSpec
 from evensong.sampling.row import SamplingRow
@@ -36,6 +41,7 @@ from evensong.worker.kv_memory import HostKV, copy_rows
 from evensong.worker.layer_views import LayerViews
 from evensong.worker.torch_links import TIMEOUT, TorchLinks, torch_links
 from evensong.worker.torch_run import TorchRun
+from evensong.worker.torch_trace import TorchTrace
 
 # Share of a CUDA device's free memory that the cache may take.
 CUDA_POOL_SHARE = 0.85
@@ -73,7 +79,7 @@ class TorchDevice(Device):
         self._views: LayerViews | None = None
         self._caches: dict[int, torch.Tensor] = {}
         self._num_token_ids = 0
-        self._profiler: torch.profiler.profile | None = None
+        self._trace = TorchTrace()
 
     def load(self, files: ModelFiles, show: bool) -> None:
         description, weights = files.description, open_weights(files.source)
@@ -105,6 +111,8 @@ class TorchDevice(Device):
             self._links = torch_links(self._settings.links_fd, self._settings.rank, kv_cache, self._torch)
             self._kv = _TorchKV(self.kv_specs(), kv_cache, self.mode, self._torch)
             self._caches = {spec.layer: cache for spec, cache in zip(self.kv_specs(), self._kv.caches, strict=True)}
+        if self._links is not None:
+            self._model.trials = self._model.trials.of_all(self._links.peers)
         self._views = LayerViews(self.kv_specs(), kv_cache)
         self._num_token_ids = num_token_ids
         description = self._model.description
@@ -113,6 +121,7 @@ class TorchDevice(Device):
     @torch.inference_mode()
     def start(self, batch: Batch, rows: Sequence[SamplingRow], mark: StepMark = PROBE) -> DeviceStep:
         assert self._views is not None, "prepare comes first"
+        self._trace.step_begins(mark.step_id, len(batch.token_ids))
         self._copy_blocks(batch)
         token_ids = batch.token_ids
         if self._links is not None:
@@ -132,38 +141,55 @@ class TorchDevice(Device):
         model = self._model.model
         hidden = model.forward(step)
         tokens = None if self._links is None else self._links.tokens
-        return TorchRun(model, step, hidden, batch.sample_rows, rows, self._num_token_ids, share.rank, mark, tokens)
+        run = TorchRun(model, step, hidden, batch.sample_rows, rows, self._num_token_ids, share.rank, mark, tokens)
+        self._trace.step_ends()
+        return run
 
     def set_doorbell(self, fd: int) -> None:
         """Nobody needs to be woken: `start` waits."""
 
     def describe(self) -> dict[str, str]:
         return {
-            "trial_results": self._model.trial_results,
-            "threads": str(torch.get_num_threads()) if self.kind == "cpu" else "1",
+            "trial_results": self._model.trials.digest(),
+            "threads": self._model.trials.all_threads() if self.kind == "cpu" else "1",
             **describe_kernels(self._torch),
         }
 
     def watch_progress(self, page: ProgressPage) -> None:
         self._caches = _Watched(self._caches, page.tick)
 
-    def start_trace(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self.kind == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities)
-        self._profiler.start()
-
-    def stop_trace(self, path: str) -> None:
-        assert self._profiler is not None
-        profiler, self._profiler = self._profiler, None
-        profiler.stop()
-        profiler.export_chrome_trace(path)
+    def start_trace(self) -> Callable[[PartWriter], None]:
+        self._trace.start(self.kind)
+        return self._trace.stop
 
     @property
     def _model(self) -> _Loaded:
         assert self._loaded is not None, "the weights are asleep"
         return self._loaded
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What trial products gave, and on how many threads: of a rank, or of all ranks of a replica.
+
+    In a replica's fingerprint it does not count which rank had a trial, or how many had it: stages change no bit.
+    """
+
+    results: Sequence[str]
+    threads: Sequence[int]
+
+    def of_all(self, peers: TorchPeers) -> Trials:
+        """Those of all ranks together, which call this at the same time."""
+        told = [json.loads(text) for text in peers.tell_all("trials", json.dumps([self.results, self.threads]))]
+        return Trials([one for results, _ in told for one in results], [one for _, threads in told for one in threads])
+
+    def digest(self) -> str:
+        """A digest of the results."""
+        return hashlib.blake2b("".join(sorted(set(self.results))).encode(), digest_size=16).hexdigest()
+
+    def all_threads(self) -> str:
+        """The numbers of threads that ranks have."""
+        return ", ".join(map(str, sorted(set(self.threads))))
 
 
 class _Loaded:
@@ -178,7 +204,7 @@ class _Loaded:
         self.plan: AttentionPlan = builder.attention_plan(
             builder.share.heads.num_heads, builder.share.heads.num_kv_heads, description.head_dim
         )
-        self.trial_results = builder.trial_results()
+        self.trials = Trials(builder.trial_results(), [torch.get_num_threads()])
 
 
 class _TorchKV:

@@ -73,7 +73,8 @@ class Worker(SteppingWorker):
         self._touches_ahead = config.cache.kv_cache_memory_bytes is not None
         self._kv_cache = KVCacheConfig(0, config.cache.block_size)
         self._max_model_len = self._description.max_position_embeddings
-        self._profiler = Profiler(config.observability.torch_profiler_dir, self._device)
+        # Called by name as well: starts, stops or drops this rank's part of a profile.
+        self.profile = Profiler(config.observability.torch_profiler_dir, self._device, self.get_rank()).act
 
     def get_kv_cache_specs(self) -> list[LayerKVSpec]:
         """What each attention layer of this rank keeps per token, by the model's layer numbers."""
@@ -145,14 +146,6 @@ class Worker(SteppingWorker):
             raise ConfigError("the model's files are not those that the engine started with")
         self._device.load(ModelFiles(self._source, self._description, lambda: self._digest), show=False)
         self._device.prepare(self._kv_cache, self._max_model_len, self._num_token_ids)
-
-    def start_profile(self, prefix: str | None = None) -> None:
-        """Starts the device's profiler. Raises RequestError where it cannot."""
-        self._profiler.start(prefix)
-
-    def stop_profile(self) -> str:
-        """The trace file that was written. Raises RequestError when no profiler runs."""
-        return self._profiler.stop()
 
 
 def run_dtype(asked: str, stored: str) -> str:

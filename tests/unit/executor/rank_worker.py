@@ -65,7 +65,7 @@ class RankWorker:
 
     def describe(self) -> dict[str, str]:
         own = str(self.rank.index) if self.model == "mismatched" else "same"
-        return {"weights": own, "mode": "float32"}
+        return {"weights": own, "mode": "float32", "threads": str(1 + self.rank.index)}
 
     def watch_progress(self, page: ProgressPage) -> None:
         self.page = page

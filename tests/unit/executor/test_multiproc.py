@@ -91,7 +91,8 @@ def test_every_verb_reaches_all_ranks_in_order(start: Start, tp: int, pp: int) -
     assert executor.get_model_limits().vocab_size == 20
     ready(executor)
     assert executor.measure_token_rate() == 5.0
-    assert executor.describe() == {"weights": "same", "mode": "float32"}
+    threads = ", ".join(str(1 + index) for index in range(count))
+    assert executor.describe() == {"weights": "same", "mode": "float32", "threads": threads}
     assert executor.collective_rpc("get_rank") == list(range(count))
     forward, output = executor.execute_model(plan(1)), executor.sample_tokens(None)
     assert forward.result() is None and output.result().sampled_token_ids == [[1]]

@@ -66,6 +66,11 @@ class Replica:
         """Of all layers."""
         return merge_specs(self.on_all(lambda device: device.kv_specs()))
 
+    def load(self, model: str) -> None:
+        """Reads the weights, on all ranks."""
+        files = files_of(model)
+        self.on_all(lambda device: device.load(files, show=False))
+
     def prepare(self, kv_cache: KVCacheConfig, max_model_len: int, num_token_ids: int) -> None:
         """As Device.prepare."""
         self.on_all(lambda device: device.prepare(kv_cache, max_model_len, num_token_ids))
@@ -118,6 +123,12 @@ class ReplicaStep:
         return list(scores)
 
 
+def files_of(model: str) -> ModelFiles:
+    """The files of a model."""
+    source = resolve_model(model, progress=False)
+    return ModelFiles(source, load_model_description(source), lambda: source_digest(source))
+
+
 def _outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
@@ -138,8 +149,7 @@ def load_replica(
     eager: bool = False,
 ) -> Any:
     """The model on `parts` x `stages` native devices of one thread each; with `ops`, on torch devices."""
-    source = resolve_model(model, progress=False)
-    files = ModelFiles(source, load_model_description(source), lambda: source_digest(source))
+    files = files_of(model)
     grid = RankGrid(parts, stages)
     devices: list[Device] = []
     for index in range(grid.num_ranks):

@@ -93,9 +93,13 @@ def test_asked_layers_and_every_number_of_parts(tmp_path: Path) -> None:
         load_replica(folder, "float32", 1, 3, layers="3,1")
 
 
-def sampled(model: Any, rows: list[SamplingRow], masks: dict[int, Any] | None = None) -> list[Sampled]:
+def sampled(
+    model: Any, rows: list[SamplingRow], masks: dict[int, Any] | None = None, num_token_ids: int | None = None
+) -> list[Sampled]:
     """What the rows draw after as many sequences of 9 tokens."""
     stepper = Stepper(model)
+    if num_token_ids is not None:
+        stepper.device.prepare(stepper.config, 2048, num_token_ids)
     count = len(rows)
     tokens = np.array(tokens_of(9 * count), dtype=np.int64) % 256
     sequences = [stepper.sequence(tokens[9 * i : 9 * i + 9].tolist()) for i in range(count)]
@@ -284,3 +288,45 @@ def test_tokens_reach_the_first_stage_through_the_table(torch_ops: bool, tmp_pat
         logits = plain.run(expected, len(expected))[-1, :NUM_TOKENS]
         assert token == int(logits.argmax())
         expected.append(token)
+
+
+@pytest.mark.parametrize("torch_ops", [False, True])
+def test_ranks_say_the_same_of_themselves_whatever_the_stages(torch_ops: bool, tmp_path: Path) -> None:
+    folder = str(write_tiny_llama(tmp_path, TinyLlama(num_layers=3, num_heads=4)))
+    how: dict[str, Any] = {"mode": FLOAT32, "ops": OPS["cpu"]} if torch_ops else {}
+
+    def described(parts: int, stages: int) -> dict[str, str]:
+        parts_of = Stepper(load_replica(folder, "float32", parts, stages, **how)).device.on_all(lambda d: d.describe())
+        assert all(one == parts_of[0] for one in parts_of)
+        return dict(parts_of[0])
+
+    alone = load(folder, "float32", *how.values())[0].describe()
+    assert described(1, 2) == described(1, 3) == alone
+    # Parts of a matrix have trials of their own.
+    assert described(3, 1) == described(3, 2) and (described(3, 1) != alone) == torch_ops
+
+
+@pytest.mark.parametrize("torch_ops", [False, True])
+def test_after_a_sleep_the_ranks_go_on(torch_ops: bool, tmp_path: Path) -> None:
+    """Weights and KV memory come back; what the ranks share stayed, with its counters."""
+    folder = str(write_tiny_llama(tmp_path, TinyLlama(num_layers=3)))
+    how: dict[str, Any] = {"mode": FLOAT32, "ops": OPS["cpu"]} if torch_ops else {}
+    stepper = Stepper(load_replica(folder, "float32", 2, 2, **how))
+    tokens = [token % 256 for token in tokens_of(30)]
+    before = stepper.run(tokens, 13)
+    replica = stepper.device
+    replica.on_all(lambda device: (device.keep_kv(False), device.unload()))
+    replica.load(folder)
+    replica.on_all(lambda device: device.keep_kv(True))
+    replica.prepare(stepper.config, 2048, stepper.vocab_size(replica))
+    assert torch.equal(stepper.run(tokens, 13), before)
+
+
+def test_parts_that_have_nothing_but_padding_of_the_vocabulary(tmp_path: Path) -> None:
+    model = TinyLlama(hidden_size=72, num_heads=9, num_kv_heads=3, vocab_size=320)
+    folder = str(write_tiny_llama(tmp_path, model))
+    rows = [row(temperature=0.0)] * 4 + [row(temperature=1.0, seed=2, logprobs=1)]
+    whole, shared = load(folder, "float32")[0], load_replica(folder, "float32", 9)
+    for count in (rows[:4], rows):
+        ours, theirs = (sampled(one, count, num_token_ids=NUM_TOKENS) for one in (shared, whole))
+        assert [one.token_id for one in ours] == [one.token_id for one in theirs]

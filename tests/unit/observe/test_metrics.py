@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from evensong.observe.metrics import CONTENT_TYPE, EngineMetrics
+from evensong.observe.metrics import CONTENT_TYPE, EngineMetrics, Times
 from evensong.protocol.stats import SchedulerStats
 
 NAMES = {
@@ -64,3 +65,20 @@ def test_nothing_touches_the_registry_of_the_process() -> None:
 
 def test_content_type_is_the_text_format() -> None:
     assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
+
+
+@pytest.mark.parametrize("seconds", [[], [0.5], [0.0, 0.1, 0.1000001, 2.0, 7.5, 1e9]])
+def test_times_look_like_the_librarys_histogram(seconds: list[float]) -> None:
+    labels, buckets = {"model_name": "m", "engine": "0"}, (0.1, 2, 7.5)
+    library, ours = CollectorRegistry(), CollectorRegistry()
+    theirs = Histogram("evensong:t_seconds", "Text", tuple(labels), buckets=buckets, registry=library).labels(**labels)
+    times = Times("evensong:t_seconds", "Text", buckets, labels)
+    ours.register(times)
+    for one in seconds:
+        theirs.observe(one)
+        times.observe(one)
+    shown = [
+        [line for line in generate_latest(registry).decode().splitlines() if "_created{" not in line]
+        for registry in (library, ours)
+    ]
+    assert shown[0] == shown[1] and any("_created" in line for line in shown[0])

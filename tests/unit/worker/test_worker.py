@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import torch
 
 from evensong import _native
 from evensong.config.sections import CacheConfig, EngineConfig, ModelConfig, ObservabilityConfig
+from evensong.distributed.grid import RankGrid
 from evensong.kernels.cpu import native
-from evensong.protocol.errors import ConfigError, RequestError
+from evensong.protocol.errors import ConfigError
 from evensong.protocol.kv_spec import KVCacheConfig
 from evensong.protocol.output import TokenLogprobs
 from evensong.protocol.sampling_params import SamplingParams
@@ -93,6 +93,18 @@ def test_steps_before_the_cache_are_a_bug(folder: Path) -> None:
     with pytest.raises(AssertionError, match="initialize_from_config"):
         worker.sample_tokens(None)
         worker.take_output()
+
+
+def test_a_rank_says_how_many_share_a_layer(folder: Path) -> None:
+    """Stages are no part of the fingerprint."""
+    config = EngineConfig(model=ModelConfig(model=str(folder), device="cpu"))
+    alone = Worker(config).describe()
+    assert alone["tensor_parallel_size"] == "1" and Worker(config, RankGrid(1, 2).rank(1)).describe() == alone
+    second = Worker(config, RankGrid(2, 2).rank(3))
+    assert second.get_rank() == 3 and [spec.layer for spec in second.get_kv_cache_specs()] == [1]
+    assert second.describe() == alone | {"tensor_parallel_size": "2"}
+    with pytest.raises(ConfigError, match="1 to 4 can"):
+        Worker(config, RankGrid(5).rank(0))
 
 
 def test_run_dtypes() -> None:
@@ -181,25 +193,16 @@ def test_other_files_do_not_wake_up(tmp_path: Path) -> None:
     assert worker.get_kv_cache_specs()
 
 
-def test_traces_are_written_where_a_folder_was_given(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="--torch-profiler-dir"):
-        make_worker(folder).start_profile()
-    (tmp_path / "file").write_text("")
-    for bad in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigError, match="--torch-profiler-dir"):
-            make_worker(folder, torch_profiler_dir=str(bad))
+def test_a_part_of_a_trace_is_written_where_a_folder_was_given(folder: Path, tmp_path: Path) -> None:
     worker = make_worker(folder, torch_profiler_dir=str(tmp_path / "traces"))
-    for wrong in (worker.stop_profile, lambda: worker.start_profile("../up")):
-        with pytest.raises(RequestError):
-            wrong()
-    worker.start_profile("mine")
-    with pytest.raises(RequestError, match="already"):
-        worker.start_profile()
+    part = Path(worker.profile("start", "mine") or "")
+    assert part.parent == tmp_path / "traces" and not part.exists()
     worker.measure_token_rate()
-    trace = Path(worker.stop_profile())
-    assert trace.parent == tmp_path / "traces" and trace.name.startswith("mine-rank0.")
-    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    worker.profile("stop")
+    events = json.loads(f"[{part.read_text()}]")
     assert {event["name"] for event in events} >= {"embedding", "rms_norm", "linear", "rope_kv", "attention"}
+    (process,) = [event for event in events if event["name"] == "process_name"]
+    assert (process["pid"], process["args"]) == (1, {"name": "worker-0.0"})
 
 
 def test_every_layer_is_progress(folder: Path) -> None:

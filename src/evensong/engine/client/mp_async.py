@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from evensong.config.sections import EngineConfig
 from evensong.engine.client.base import AsyncCoreClient
@@ -36,6 +37,8 @@ from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.wire import Stamp
 
 RETRY_SECONDS = 0.01
+# Messages that are read in a row before others on the loop get their turn.
+MOST_IN_A_ROW = 16
 
 
 class AsyncInbox(ClientInbox):
@@ -80,6 +83,63 @@ class AsyncInbox(ClientInbox):
                 self._loop.call_soon_threadsafe(self._outputs.put_nowait, item)
 
 
+class Arrivals:
+    """Calls `take` on a loop for each message of a socket, without the task and the futures of zmq.asyncio.
+
+    The socket's descriptor tells of changes only, so the socket is read until it is empty, and must be read (`read`)
+    after each other use of it. What `take` raises, or reading, goes to `failed`, and is the end.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: zmq.Socket[bytes],
+        take: Callable[[list[bytes]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._loop = loop
+        self._socket = sock
+        self._take = take
+        self._failed = failed
+        # A copy: the socket may be closed by another thread, and its number be given to another file.
+        self._fd: int | None = os.dup(sock.FD)
+        loop.add_reader(self._fd, self.read)
+        loop.call_soon(self.read)
+
+    def read(self) -> None:
+        """Takes what is there; in several turns of the loop where it is much."""
+        if self._fd is None:
+            return
+        try:
+            for _ in range(MOST_IN_A_ROW):
+                self._take(self._socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return
+        except Exception as error:
+            self._stop()
+            if not self._socket.closed:
+                self._failed(error)
+        else:
+            self._loop.call_soon(self.read)
+
+    def close(self) -> None:
+        """From any thread; nothing more is taken."""
+        if self._loop.is_closed():
+            self._stop()
+        else:
+            try:
+                self._loop.call_soon_threadsafe(self._stop)
+            except RuntimeError:  # closed in this moment
+                self._stop()
+
+    def _stop(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(fd)
+            os.close(fd)
+
+
 class AsyncMPClient(AsyncCoreClient):
     """Binds the sockets of `address`, where a core that someone else launched connects.
 
@@ -95,11 +155,12 @@ class AsyncMPClient(AsyncCoreClient):
         self._finalizer = weakref.finalize(self, self._background)
         self._unsent: collections.deque[list[bytes]] = collections.deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._greetings: Arrivals | None = None
         try:
-            self._background.context = context = zmq.asyncio.Context(IO_THREADS)
-            self._router = context.socket(zmq.ROUTER)
+            self._background.context = context = zmq.Context(IO_THREADS)
+            self._router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
             bind(self._router, address.requests)
-            self._outputs = context.socket(zmq.PULL)
+            self._outputs: zmq.Socket[bytes] = context.socket(zmq.PULL)
             bind(self._outputs, address.outputs)
         except BaseException:
             self._finalizer()
@@ -155,7 +216,7 @@ class AsyncMPClient(AsyncCoreClient):
         await self._send(self._channel.abort(request_ids))
 
     async def get_output(self) -> EngineCoreOutputs:
-        self._run_tasks()
+        self._begin_reading()
         return await self._inbox.get()
 
     async def call_utility(self, verb: str, timeout: float | None = None, /, **args: Any) -> Any:
@@ -173,74 +234,72 @@ class AsyncMPClient(AsyncCoreClient):
     def shutdown(self) -> None:
         self._finalizer()
 
-    def _run_tasks(self) -> None:
-        """Starts the readers on the loop that runs now; the sockets belong to it from then on."""
-        if self._tasks:
-            return
+    def _begin_reading(self) -> Arrivals:
+        """Reads the sockets on the loop that runs now; they belong to it from then on."""
+        if self._greetings is not None:
+            return self._greetings
         loop = asyncio.get_running_loop()
-        self._inbox.attach(loop)
-        # The tasks know the inbox and the sockets, never the client: an unused client can be collected.
-        tasks = [
-            loop.create_task(_read_outputs(self._outputs, self._channel, self._inbox), name="evensong outputs"),
-            loop.create_task(_read_greetings(self._router, self._channel), name="evensong greetings"),
-        ]
-        self._tasks.update(tasks)
-        all_tasks = self._tasks
-        self._background.stop_tasks = lambda: _cancel(loop, all_tasks)
+        channel, inbox = self._channel, self._inbox
+        inbox.attach(loop)
+
+        # What the loop holds knows the inbox and the sockets, never the client: an unused client can be collected.
+        def take(frames: list[bytes]) -> None:
+            message = channel.read(frames)
+            if message is not None:
+                inbox.deliver(message)
+
+        def failed(error: Exception) -> None:
+            inbox.fail(EngineDeadError(f"the outputs of the engine core cannot be read: {error!r}"))
+
+        arrivals = Arrivals(loop, self._outputs, take, failed)
+        self._greetings = greetings = Arrivals(loop, self._router, channel.check, failed)
+        tasks = self._tasks
+        self._background.stop_tasks = lambda: _stop(loop, tasks, [arrivals, greetings])
+        return greetings
 
     async def _send(self, frames: list[bytes]) -> None:
         if self._inbox.dead is not None:
             raise again(self._inbox.dead)
-        self._run_tasks()
+        greetings = self._begin_reading()
         if self._unsent:
             self._unsent.append(frames)
-        elif not await _sent(self._router, frames):
+        elif not _sent(self._router, frames):
             self._unsent.append(frames)
-            task = asyncio.create_task(_send_later(self._router, self._unsent, self._inbox), name="evensong unsent")
+            later = _send_later(self._router, self._unsent, self._inbox, greetings)
+            task = asyncio.create_task(later, name="evensong unsent")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        greetings.read()
 
 
-def _cancel(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[None]]) -> None:
+def _stop(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[None]], arrivals: list[Arrivals]) -> None:
+    for one in arrivals:
+        one.close()
     if loop.is_closed():
         return
     for task in list(tasks):
         loop.call_soon_threadsafe(task.cancel)
 
 
-async def _sent(router: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
+def _sent(router: zmq.Socket[bytes], frames: list[bytes]) -> bool:
     """True when `frames` are on their way, False when the core has not connected."""
     try:
-        await router.send_multipart(frames)
+        router.send_multipart(frames, zmq.NOBLOCK)
     except zmq.ZMQError as error:
-        if error.errno != zmq.EHOSTUNREACH:
+        if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
             raise
         return False
     return True
 
 
-async def _read_outputs(outputs: zmq.asyncio.Socket, channel: CoreChannel, inbox: AsyncInbox) -> None:
-    try:
-        while True:
-            message = channel.read(await outputs.recv_multipart())
-            if message is not None:
-                inbox.deliver(message)
-    except asyncio.CancelledError:
-        raise
-    except Exception as error:
-        inbox.fail(EngineDeadError(f"the outputs of the engine core cannot be read: {error!r}"))
-
-
-async def _read_greetings(router: zmq.asyncio.Socket, channel: CoreChannel) -> None:
-    while True:
-        channel.check(await router.recv_multipart())
-
-
-async def _send_later(router: zmq.asyncio.Socket, unsent: collections.deque[list[bytes]], inbox: AsyncInbox) -> None:
+async def _send_later(
+    router: zmq.Socket[bytes], unsent: collections.deque[list[bytes]], inbox: AsyncInbox, greetings: Arrivals
+) -> None:
     """Sends, in order, what could not be routed when it was asked for."""
     while unsent and inbox.dead is None:
-        if await _sent(router, unsent[0]):
+        if _sent(router, unsent[0]):
             unsent.popleft()
         else:
             await asyncio.sleep(RETRY_SECONDS)
+        greetings.read()
     unsent.clear()

@@ -9,6 +9,7 @@ import msgspec
 
 from evensong.engine.core.core import EngineCore, Outputs
 from evensong.engine.core.pausing import Later, Pausing
+from evensong.engine.core.profiling import Profiling
 from evensong.protocol.control import VERBS, Verb
 from evensong.protocol.errors import RequestError, UtilityError
 from evensong.protocol.output import FinishReason, UtilityReply
@@ -35,6 +36,7 @@ class Control:
         self._core = core
         self._emit = emit
         self._pausing = Pausing(core, emit)
+        self._profiling = Profiling(core.executor, core.scheduler)
         self._late: list[tuple[UtilityCall, Later]] = []
 
     def answer(self, call: UtilityCall) -> UtilityReply | None:
@@ -110,11 +112,12 @@ class Control:
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Starts the profiler of every rank."""
-        self._core.executor.collective_rpc("start_profile", args=(profile_prefix,))
+        self._pausing.check_awake("start_profile")
+        self._profiling.start(profile_prefix)
 
     def stop_profile(self) -> list[str]:
-        """The files that the ranks' profilers wrote."""
-        return self._core.executor.collective_rpc("stop_profile")
+        """Stops it; the one trace of all ranks."""
+        return self._profiling.stop()
 
     def get_supported_tasks(self) -> list[str]:
         """What the model can do."""

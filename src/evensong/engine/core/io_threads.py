@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import zmq
@@ -168,13 +168,24 @@ def _head_of_array(payload: bytes) -> object:
     return None
 
 
+_Item = tuple[int, EngineCoreOutputs] | EngineDeath | None
+
+
+def _only_admits(item: _Item) -> TypeGuard[tuple[int, EngineCoreOutputs]]:
+    """Whether it is a message of admissions and nothing else."""
+    if not isinstance(item, tuple):
+        return False
+    message = item[1]
+    return bool(message.admissions) and not message.outputs and message.utility is None and message.stats is None
+
+
 class OutputThread:
     """One PUSH per front end. `send` never blocks; a client that does not read loses its requests, no one waits."""
 
     def __init__(self, context: zmq.Context[Any], clients: list[ClientAddress], stamp: Stamp, inbox: Inbox) -> None:
         self._stamp = stamp
         self._inbox = inbox
-        self._queue: SimpleQueue[tuple[int, EngineCoreOutputs] | EngineDeath | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
         self._backlogs: dict[int, collections.deque[list[bytes]]] = {
             c.client_index: collections.deque() for c in clients
         }
@@ -217,12 +228,13 @@ class OutputThread:
                 except Empty:
                     self._flush(sockets)
                     continue
-                if item is None:
-                    self._flush_last(sockets)
-                    return
-                for client_index, frames in self._frames(item):
-                    if client_index in self._backlogs:
-                        self._backlogs[client_index].append(frames)
+                for one in self._with_what_waits(item):
+                    if one is None:
+                        self._flush_last(sockets)
+                        return
+                    for client_index, frames in self._frames(one):
+                        if client_index in self._backlogs:
+                            self._backlogs[client_index].append(frames)
                 self._flush(sockets)
         except Exception as error:
             logger.exception("the output thread failed")
@@ -230,6 +242,21 @@ class OutputThread:
         finally:
             for socket in sockets.values():
                 socket.close()
+
+    def _with_what_waits(self, item: _Item) -> list[_Item]:
+        """An item and those behind it. Admissions in a row become one message: each message wakes up its client."""
+        items = [item]
+        while item is not None:
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                break
+            last = items[-1]
+            if _only_admits(last) and _only_admits(item) and last[0] == item[0]:
+                last[1].admissions.extend(item[1].admissions)
+            else:
+                items.append(item)
+        return items
 
     def _frames(self, item: tuple[int, EngineCoreOutputs] | EngineDeath) -> list[tuple[int, list[bytes]]]:
         if isinstance(item, EngineDeath):

@@ -102,11 +102,11 @@ class OutputProcessor:
         result = Processed()
         prompt_tokens = sum(self._admission(admission, result) for admission in message.admissions)
         touched: dict[int, RequestState] = {}
-        num_tokens = 0
+        num_tokens, now = 0, time.time()
         for output in message.outputs:
             entry = self._entries.get(output.request_id)
             if entry is not None and output.attempt == entry.choice.request.attempt:
-                num_tokens += self._output(entry, output, result)
+                num_tokens += self._output(entry, output, result, now)
                 touched[id(entry.state)] = entry.state
         for state in touched.values():
             if state.finished:
@@ -151,7 +151,7 @@ class OutputProcessor:
         counts = entry.choice.index == 0 and not request.output_token_ids
         return len(request.prompt_token_ids) if counts else 0
 
-    def _output(self, entry: _Entry, output: EngineCoreOutput, result: Processed) -> int:
+    def _output(self, entry: _Entry, output: EngineCoreOutput, result: Processed, now: float) -> int:
         state, choice = entry.state, entry.choice
         if output.error is not None:
             self._fail(state, RequestError.from_body(output.error), result)
@@ -168,16 +168,18 @@ class OutputProcessor:
             logger.exception("an output of request %s cannot be processed", state.request_id)
             self._fail(state, EvensongError(f"the output of request {state.request_id} is broken: {error!r}"), result)
             return 0
-        self.metrics.count("determinism_violations", choice.num_violations - before)
+        if choice.num_violations != before:
+            self.metrics.count("determinism_violations", choice.num_violations - before)
         if output.start == 0 and choice.index == 0:
             state.num_cached_tokens = output.num_cached_tokens
-        self._times(entry, count, output.scheduled_time)
-        if count or choice.finished:
-            state.mark_changed(choice, count)
-        if choice.finished:
+        if count:
+            self._times(entry, count, output.scheduled_time, now)
+        if count or choice.finish_reason is not None:
+            state.mark_changed(choice, count, now)
+        if choice.finish_reason is not None:
             # A time limit is told apart from a client that left.
             late = choice.finish_reason == "abort" and choice.stop_reason
-            self.metrics.finished(str(late or choice.finish_reason or ""))
+            self.metrics.finished(str(late or choice.finish_reason))
             if output.finish_reason is None:
                 # A stop string ended it here; the core does not know yet.
                 result.to_abort.append(output.request_id)
@@ -208,22 +210,18 @@ class OutputProcessor:
         )
         self.tracer.request(ended)
 
-    def _times(self, entry: _Entry, count: int, scheduled_time: float) -> None:
-        if not count:
-            return
-        now = time.time()
+    def _times(self, entry: _Entry, count: int, scheduled_time: float, now: float) -> None:
         metrics = entry.state.metrics
-        arrival = metrics.arrival_time
         if scheduled_time:
             metrics.first_scheduled_time = metrics.first_scheduled_time or scheduled_time
-            self.metrics.observe("request_queue_time", scheduled_time - arrival)
+            self.metrics.observe("request_queue_time", scheduled_time - metrics.arrival_time)
         if entry.last_token_time is None:
-            self.metrics.observe("time_to_first_token", now - arrival)
+            self.metrics.observe("time_to_first_token", now - metrics.arrival_time)
         else:
             self.metrics.observe("inter_token_latency", (now - entry.last_token_time) / count)
         entry.last_token_time = now
-        if entry.choice.finished:
-            self.metrics.observe("e2e_request_latency", now - arrival)
+        if entry.choice.finish_reason is not None:
+            self.metrics.observe("e2e_request_latency", now - metrics.arrival_time)
 
     def _figures(self, prompt_tokens: int, num_tokens: int, stats: SchedulerStats | None) -> None:
         self.metrics.count("prompt_tokens", prompt_tokens)

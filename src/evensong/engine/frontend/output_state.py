@@ -44,18 +44,23 @@ class ChoiceState:
 
         Of a token at an index that is here already, only a difference is noted. Raises TokenGap.
         """
+        ids = output.new_token_ids
+        if len(ids) == 1 and output.start == len(self.token_ids) and output.finish_reason is None:
+            # Nearly all of them. What follows would do the same.
+            self._append(ids[0], output.new_logprobs[0] if output.new_logprobs else None, hidden=False)
+            return 1
         if output.start > len(self.token_ids):
             raise TokenGap(f"token {len(self.token_ids)} is missing, {output.start} came")
         known = len(self.token_ids) - output.start
-        for old, new in zip(self.token_ids[output.start :], output.new_token_ids, strict=False):
+        for old, new in zip(self.token_ids[output.start :], ids, strict=False):
             self.num_violations += old != new
         logprobs = output.new_logprobs or []
         count = 0
-        for offset in range(known, len(output.new_token_ids)):
-            ends = output.finish_reason is not None and offset == len(output.new_token_ids) - 1
+        for offset in range(known, len(ids)):
+            ends = output.finish_reason is not None and offset == len(ids) - 1
             # The token that ended it (EOS, a stop id) has no text, unless asked for; one that merely was the last has.
             hidden = ends and output.finish_reason is FinishReason.STOP and not self._include_stop
-            self._append(output.new_token_ids[offset], logprobs[offset] if logprobs else None, hidden)
+            self._append(ids[offset], logprobs[offset] if logprobs else None, hidden)
             count += 1
             if self.finished:
                 return count
@@ -70,7 +75,11 @@ class ChoiceState:
             self.cumulative_logprob += logprobs.logprobs[0]
         if self._detokenizer is None or hidden:
             return
-        self.text += self._stops.push(self._detokenizer.push(token_id), may_stop=self._may_stop())
+        text = self._detokenizer.push(token_id)
+        if not self._stops.any:
+            self.text += text
+            return
+        self.text += self._stops.push(text, may_stop=self._may_stop())
         if self._stops.matched is not None:
             self.finish_reason, self.stop_reason = "stop", self._stops.matched
 
@@ -91,16 +100,17 @@ class ChoiceState:
         """The choice as users see it: whole, or what came since the last call with `delta`."""
         text_from = self._sent_text if delta else 0
         tokens_from = self._sent_tokens if delta else 0
-        num_given = len(self.request.output_token_ids)
         if delta:
             self._sent_text, self._sent_tokens = len(self.text), len(self.token_ids)
-        return CompletionOutput(
-            index=self.index,
-            text=self.text[text_from:],
-            token_ids=self.token_ids[tokens_from:],
-            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
-            logprobs=None if self.logprobs is None else self.logprobs[max(tokens_from - num_given, 0) :],
+        output = CompletionOutput(
+            self.index,
+            self.text[text_from:],
+            self.token_ids[tokens_from:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             seed=self.request.params.seed,
         )
+        if self.logprobs is not None:
+            output.cumulative_logprob = self.cumulative_logprob
+            output.logprobs = self.logprobs[max(tokens_from - len(self.request.output_token_ids), 0) :]
+        return output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -48,6 +47,7 @@ class RequestState:
         if processed.params.prompt_logprobs is not None:
             self._prompt = PromptLogprobState(len(processed.prompt_token_ids), texts)
         self._changed: set[int] = set()
+        self._num_open = len(self.choices)
         self._sent_final = False
 
     @property
@@ -58,7 +58,7 @@ class RequestState:
     @property
     def finished(self) -> bool:
         """True once every choice has its last token."""
-        return all(choice.finished for choice in self.choices)
+        return self._num_open == 0
 
     @property
     def open_ids(self) -> list[str]:
@@ -69,26 +69,27 @@ class RequestState:
         """Takes log-probabilities of the prompt; returns how many of those that are here already differ."""
         return 0 if self._prompt is None else self._prompt.accept(scores)
 
-    def mark_changed(self, choice: ChoiceState, num_new_tokens: int) -> None:
-        """Notes that a choice has something new, and when."""
-        now = time.time()
+    def mark_changed(self, choice: ChoiceState, num_new_tokens: int, now: float) -> None:
+        """Notes that a choice has something new, or its end, and when; of what has ended nothing more comes."""
         if num_new_tokens and self.metrics.first_token_time is None:
             self.metrics.first_token_time = now
         self._changed.add(choice.index)
-        if self.finished:
-            self.metrics.finished_time = now
+        if choice.finish_reason is not None:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self.metrics.finished_time = now
 
     def take(self) -> RequestOutput | None:
         """The next RequestOutput, with everything since the last one merged; None when there is nothing to show."""
         if not self._changed or self._sent_final:
             return None
-        finished = self.finished
-        if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
+        finished, kind = self._num_open == 0, self.processed.params.output_kind
+        if kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
         prompt = self._prompt
         if prompt is not None and not prompt.complete and not finished:
             return None  # another choice is ahead of the one that computes the prompt's log-probabilities
-        delta = self.kind is RequestOutputKind.DELTA
+        delta = kind is RequestOutputKind.DELTA
         shown = [c for c in self.choices if not delta or c.index in self._changed]
         self._changed.clear()
         self._sent_final = finished

@@ -14,6 +14,8 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], include_in_output: bool) -> None:
         self._stops = [(stop, _failures(stop)) for stop in stops]
+        # Whether there is anything to follow.
+        self.any = bool(stops)
         self._states = [0] * len(self._stops)
         self._include = include_in_output
         self._held = ""

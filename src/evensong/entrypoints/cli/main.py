@@ -19,6 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("evensong.entrypoints.cli.chat", "chat in the terminal, with a server or a model of its own"),
     "complete": ("evensong.entrypoints.cli.complete", "continue a text, with a server or a model of its own"),
     "bench": ("evensong.entrypoints.cli.bench.command", "measure: bench serve|latency|throughput|startup"),
+    "profile": (
+        "evensong.entrypoints.cli.profile.command",
+        "trace all ranks under load: a Chrome trace and its figures",
+    ),
     "run-batch": ("evensong.entrypoints.cli.run_batch", "answer an OpenAI batch file with a model of its own"),
     "collect-env": ("evensong.entrypoints.cli.collect_env", "what a bug report needs to know of this machine"),
 }

@@ -64,9 +64,10 @@ def create_app(state: ServerState) -> FastAPI:
     traces = state.engine_config.observability.otlp_traces_endpoint is not None
     app.add_middleware(RequestIds, root_path=config.root_path, log=config.access_log, traces=traces)
     _add_error_handlers(app)
+    # First, as routes are tried in order.
+    _add_generation(app, state)
     _add_health(app, state)
     _add_information(app, state)
-    _add_generation(app, state)
     add_responses(app, state)
     add_messages(app, state)
     _add_tokenizing(app, state)

@@ -78,6 +78,11 @@ class BeamJob(Job):
     beams: BeamSearchParams = field(kw_only=True)
     searches: list[BeamSearch] = field(default_factory=list)
 
+    @property
+    def is_plain(self) -> bool:
+        """The streams are of single steps."""
+        return False
+
     async def start(self) -> None:
         """The first step of every search is admitted; raises what one was refused with, and leaves nothing running."""
         self.searches = await asyncio.to_thread(self._begin)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import functools
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from evensong.entrypoints.http.forms_out import Envelope, TokenNames, chat_logprobs, ending, prompt_logprobs_form
-from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
+from evensong.entrypoints.http.generation import Job, collect_whole, respond_whole
 from evensong.entrypoints.http.parsers.base import ChoiceParser, Delta, ToolCallDelta, joined
 from evensong.entrypoints.http.schemas import ChatForm
 from evensong.entrypoints.http.state import ServerState
+from evensong.entrypoints.http.streaming import respond_stream
 from evensong.entrypoints.http.turn import Turn, prepare_turn
-from evensong.protocol.errors import EvensongError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
 
 
@@ -22,7 +22,7 @@ async def create_chat_completion(request: Request, state: ServerState, form: Cha
     """The assistant's next message."""
     turn = await prepare_turn(request, state, form, request_id)
     if form.stream:
-        return await respond_stream(state, turn.job, _chunks(state, turn))
+        return await respond_stream(request, state, turn.job, _Chunks(state, turn))
     return await respond_whole(request, state, turn.job, lambda: _whole(state, turn))
 
 
@@ -138,27 +138,47 @@ async def _whole(state: ServerState, turn: Turn) -> dict[str, Any]:
     return response
 
 
-async def _chunks(state: ServerState, turn: Turn) -> AsyncIterator[dict[str, Any]]:
-    form, job = turn.form, turn.job
-    envelope, usage, maker = _envelope(state, "chat.completion.chunk", job), turn.usage(), _ChoiceMaker(turn)
-    openings = _openings(form, job)
-    try:
-        async for prompt_index, output in merged(job):
+class _Chunks:
+    """The events of a streamed chat."""
+
+    def __init__(self, state: ServerState, turn: Turn) -> None:
+        self._state = state
+        self._form = turn.form
+        self._job = turn.job
+        self._maker = _ChoiceMaker(turn)
+        self._usage = turn.usage()
+        self._opened = False
+
+    @functools.cached_property
+    def _envelope(self) -> Envelope:
+        """Made when the job has started: before that it has no seed."""
+        return _envelope(self._state, "chat.completion.chunk", self._job)
+
+    def of(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
+        """An event for each choice that says something; the first output opens all choices."""
+        events = []
+        if not self._opened:
             # Not before there is something to say: clients take the first chunk's time for that of the first token.
-            for opening, more in openings:
-                yield envelope.chunk([opening], more | form.chunk_usage(usage.form))
-            openings = []
-            usage.add(prompt_index, output)
-            for choice in await make_choices(maker.delta, prompt_index, output):
-                more = maker.take_prompt_logprobs()
-                if more or maker.says_something(choice):
-                    yield envelope.chunk([choice], more | form.chunk_usage(usage.form))
-    except EvensongError:
-        for choice in maker.held():
-            yield envelope.chunk([choice], form.chunk_usage(usage.form))
-        raise
-    if form.include_usage:
-        yield envelope.chunk([], {"usage": usage.form()})
+            self._opened = True
+            events = [self._event(opening, more) for opening, more in _openings(self._form, self._job)]
+        self._usage.add(prompt_index, output)
+        for choice in output.outputs:
+            form = self._maker.delta(prompt_index, output, choice)
+            more = self._maker.take_prompt_logprobs()
+            if more or self._maker.says_something(form):
+                events.append(self._event(form, more))
+        return events
+
+    def held(self) -> list[bytes]:
+        """What parsers keep: it was said all the same."""
+        return [self._event(choice, {}) for choice in self._maker.held()]
+
+    def last(self) -> list[bytes]:
+        """The usage, where it was asked for."""
+        return [self._envelope.event([], {"usage": self._usage.form()})] if self._form.include_usage else []
+
+    def _event(self, choice: dict[str, Any], more: dict[str, Any]) -> bytes:
+        return self._envelope.event([choice], more | self._form.chunk_usage(self._usage.form))
 
 
 def _openings(form: ChatForm, job: Job) -> list[tuple[dict[str, Any], dict[str, Any]]]:

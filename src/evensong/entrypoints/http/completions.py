@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,11 @@ from evensong.entrypoints.http.forms_out import (
     ending,
     prompt_logprobs_form,
 )
-from evensong.entrypoints.http.generation import Job, collect_whole, make_choices, merged, respond_stream, respond_whole
+from evensong.entrypoints.http.generation import Job, collect_whole, respond_whole
 from evensong.entrypoints.http.schemas import CompletionForm
 from evensong.entrypoints.http.service import service_options
 from evensong.entrypoints.http.state import ServerState
+from evensong.entrypoints.http.streaming import respond_stream
 from evensong.protocol.errors import RequestError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
 
@@ -60,7 +62,7 @@ async def create_completion(request: Request, state: ServerState, form: Completi
     job.check = _check_of(form)
     maker = _ChoiceMaker(form, job)
     if form.stream:
-        return await respond_stream(state, job, _chunks(state, form, job, maker))
+        return await respond_stream(request, state, job, _Chunks(state, form, job, maker))
     return await respond_whole(request, state, job, lambda: _whole(state, job, maker))
 
 
@@ -112,12 +114,17 @@ class _ChoiceMaker:
         self._job = job
         self._names = TokenNames(job.engine.front.texts, as_ids=bool(form.return_tokens_as_token_ids))
         self._skip = form.skip_special_tokens is not False
+        # Nothing beside the text was asked for.
+        asked = (form.logprobs, form.prompt_logprobs, form.echo or None, form.return_token_ids or None)
+        self._plain = all(one is None for one in asked)
         self._offsets: dict[int, TextOffsets] = {}
         self._shown_prompts: set[int] = set()
         self._echoes: dict[int, _Echo] = {}
 
     def __call__(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._job.params.n + choice.index
+        if self._plain:
+            return {"index": index, "text": choice.text, "logprobs": None, **ending(choice)}
         fields = {"index": index, **self._text(prompt_index, output, choice), **ending(choice)}
         if self._form.return_token_ids:
             fields["token_ids"] = choice.token_ids
@@ -177,13 +184,33 @@ async def _whole(state: ServerState, job: Job, maker: _ChoiceMaker) -> dict[str,
     return await collect_whole(job, _envelope(state, job), maker)
 
 
-async def _chunks(
-    state: ServerState, form: CompletionForm, job: Job, maker: _ChoiceMaker
-) -> AsyncIterator[dict[str, Any]]:
-    envelope, usage = _envelope(state, job), Usage()
-    async for index, output in merged(job):
-        usage.add(index, output)
-        for choice in await make_choices(maker, index, output):
-            yield envelope.chunk([choice], form.chunk_usage(usage.form))
-    if form.include_usage:
-        yield envelope.chunk([], {"usage": usage.form()})
+class _Chunks:
+    """The events of a streamed completion."""
+
+    def __init__(self, state: ServerState, form: CompletionForm, job: Job, maker: _ChoiceMaker) -> None:
+        self._state = state
+        self._form = form
+        self._job = job
+        self._make_choice = maker
+        self._usage = Usage()
+
+    @functools.cached_property
+    def _envelope(self) -> Envelope:
+        """Made when the job has started: before that it has no seed."""
+        return _envelope(self._state, self._job)
+
+    def of(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
+        """An event for each choice that has something new."""
+        self._usage.add(prompt_index, output)
+        more = self._form.chunk_usage(self._usage.form)
+        return [
+            self._envelope.event([self._make_choice(prompt_index, output, choice)], more) for choice in output.outputs
+        ]
+
+    def held(self) -> list[bytes]:
+        """Nothing is ever kept back here."""
+        return []
+
+    def last(self) -> list[bytes]:
+        """The usage, where it was asked for."""
+        return [self._envelope.event([], {"usage": self._usage.form()})] if self._form.include_usage else []

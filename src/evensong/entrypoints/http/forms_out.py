@@ -49,7 +49,8 @@ class Usage:
             self._seen.add(prompt_index)
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens or 0
-        self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        for choice in output.outputs:
+            self.completion_tokens += len(choice.token_ids)
         if self._reasoning is not None:
             self.reasoning_tokens += sum(map(self._reasoning, output.outputs))
 
@@ -79,18 +80,20 @@ class Envelope:
         }
         self._seed = seed
         self._first = True
+        # All events of a stream begin with the same bytes.
+        self._opening = b"data: " + encode(self._fields)[:-1] + b',"choices":'
 
     def whole(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """A response that is not streamed."""
         return {**self._fields, "seed": self._seed, "choices": choices, "usage": usage.form()}
 
-    def chunk(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
-        """A chunk of a stream, with `more` fields; the first one bears the seed."""
-        fields: dict[str, Any] = {**self._fields, "choices": choices, **more}
+    def event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        """An event with a chunk of a stream, with `more` fields; the first one bears the seed."""
         if self._first:
             self._first = False
-            fields["seed"] = self._seed
-        return fields
+            more = {**more, "seed": self._seed}
+        rest = b"," + msgspec.json.encode(more)[1:] if more else b"}"
+        return b"".join((self._opening, msgspec.json.encode(choices), rest, b"\n\n"))
 
 
 def ending(choice: CompletionOutput) -> dict[str, Any]:

@@ -10,26 +10,20 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from evensong.engine.async_llm import AsyncLLM, RequestStream
 from evensong.engine.frontend.input_processor import Prompt
-from evensong.entrypoints.http.errors import of_exception
 from evensong.entrypoints.http.forms_out import Envelope, Usage, encode
 from evensong.entrypoints.http.service import in_time
 from evensong.entrypoints.http.state import ServerState
-from evensong.protocol.errors import EvensongError, RequestError
+from evensong.protocol.errors import RequestError
 from evensong.protocol.request_output import CompletionOutput, RequestOutput
 from evensong.protocol.sampling_params import SamplingParams
-from evensong.utils.logging import get_logger
-
-logger = get_logger(__name__)
 
 T = TypeVar("T")
 # The status that proxies give to a request whose client has gone.
 CLIENT_LEFT = 499
-_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # (prompt index, output, choice) -> the choice's object.
 MakeChoice = Callable[[int, RequestOutput, CompletionOutput], dict[str, Any]]
 
@@ -98,6 +92,11 @@ class Job:
         for stream in self.streams:
             await self.engine.stop(stream)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its outputs are those of its streams, and none is so large that a thread should look at it."""
+        return self.params.prompt_logprobs is None
+
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Outputs of all prompts as they come, each with its prompt's index."""
         return _as_they_come(self)
@@ -133,68 +132,6 @@ async def respond_whole(
 async def _whole(job: Job, collect: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
     await job.start()
     return await collect()
-
-
-async def respond_stream(state: ServerState, job: Job, events: AsyncIterator[dict[str, Any]]) -> Response:
-    """Starts the job; the stream, and with it the status line, begins once every prompt is admitted."""
-    return await respond_bytes(state, job, _sse(job, events))
-
-
-async def respond_bytes(
-    state: ServerState, job: Job, body: AsyncIterator[bytes], ended: Callable[[], None] | None = None
-) -> Response:
-    """`respond_stream` for events that are bytes already; `ended` is called once they are sent, or the client left."""
-    state.enter()
-    try:
-        await job.start()
-    except BaseException:
-        state.leave()
-        raise
-    return JobStream(state, job, body, ended)
-
-
-def event_stream(body: AsyncIterator[bytes]) -> StreamingResponse:
-    """A stream of server-sent events."""
-    return StreamingResponse(body, media_type="text/event-stream", headers=_STREAM_HEADERS)
-
-
-class JobStream(StreamingResponse):
-    """Server-sent events of a job. However the response ends, or if it never begins, the job ends with it."""
-
-    def __init__(
-        self, state: ServerState, job: Job, body: AsyncIterator[bytes], ended: Callable[[], None] | None = None
-    ) -> None:
-        super().__init__(body, media_type="text/event-stream", headers=_STREAM_HEADERS)
-        self._state = state
-        self._job = job
-        self._ended = ended
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events; a client that leaves cancels this, and the shield keeps the abort from being lost."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._state.leave()
-            if self._ended is not None:
-                self._ended()
-            await asyncio.shield(self._job.stop())
-
-
-async def _sse(job: Job, events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """The events; an error becomes one event before the end."""
-    try:
-        async for event in events:
-            yield _event(event)
-    except EvensongError as error:
-        yield _event(of_exception(error)[1])
-    except Exception as error:
-        logger.exception("request %s failed in its stream", job.request_id)
-        yield _event(of_exception(error)[1])
-    yield b"data: [DONE]\n\n"
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

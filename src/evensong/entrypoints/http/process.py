@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import signal
 import socket
@@ -35,6 +36,8 @@ from evensong.utils.tls import server_context
 logger = get_logger(__name__)
 
 USAGE = 2
+# Objects that are made before the youngest are looked at: those of about 20 requests.
+GC_THRESHOLD = 10_000
 # After the drain time what still runs is aborted; its last events get this long to leave.
 ABORT_SECONDS = 2.0
 
@@ -133,6 +136,11 @@ class HttpProcess:
         except EvensongError as error:
             self._handshake.send(MessageType.FAILED, Failed(str(error), usage=isinstance(error, ConfigError)))
         else:
+            # What start-up made stays: a collection that walks it holds up every stream, for tens of milliseconds. Of
+            # what requests make little is ever freed by collections, and looking for it costs a fifth of a request.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(GC_THRESHOLD, 10, 10)
             self._handshake.send(MessageType.READY, Ready(client.resources))
 
     async def _drain(self, state: ServerState, seconds: float) -> None:

@@ -7,9 +7,10 @@ import json
 import re
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from evensong.entrypoints.http.errors import error_body
+from evensong.entrypoints.http.streaming import BODY_WRITER
 
 MAX_HEADER_BYTES = 64 * 1024
 # What a client that was refused may still send, and how long, before its connection is closed.
@@ -69,6 +70,9 @@ class Protocol(HttpToolsProtocol):
             self._refusal = (431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
             raise ValueError(self._refusal[1])  # the parser stops, and send_400_response is called
         super().on_headers_complete()
+        # The application's task has not run yet.
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # the type knows no extensions of others
+        scope.setdefault("extensions", {})[BODY_WRITER] = CycleWriter(self.cycle)
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
@@ -117,6 +121,27 @@ class Protocol(HttpToolsProtocol):
         if self._headers_due is not None:
             self._headers_due.cancel()
             self._headers_due = None
+
+
+class CycleWriter:
+    """The BodyWriter (streaming.py) of one response: chunks go to the transport, as the cycle's own `send` has them."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def write(self, body: bytes) -> bool:
+        """Writes a chunk, or drops it where the client is gone; False while it does not keep up."""
+        cycle = self._cycle
+        assert cycle.chunked_encoding and not cycle.response_complete, "a body is written before its status line"
+        if cycle.flow.write_paused and not cycle.disconnected:
+            return False
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
+    async def drain(self) -> None:
+        """Until the client has caught up, or is gone."""
+        await self._cycle.flow.drain()
 
 
 def without_upgrade(data: bytes) -> bytes:

@@ -52,14 +52,21 @@ async def in_time(
     """
     async with aclosing(outputs) as source:
         async for index, output in source:
-            over = [choice for choice in output.outputs if _is_over(choice)]
-            if not over:
-                yield index, output
-                continue
-            rest = [_unfinished(choice) for choice in output.outputs if choice.text or choice.token_ids]
-            if rest:
-                yield index, msgspec.structs.replace(output, outputs=rest, finished=False)
-            raise _timed_out(str(over[0].stop_reason))
+            shown, error = within_time(output)
+            if shown is not None:
+                yield index, shown
+            if error is not None:
+                raise error
+
+
+def within_time(output: RequestOutput) -> tuple[RequestOutput | None, RequestError | None]:
+    """What is to be shown of an output, and the error that follows it where that is over its time."""
+    for choice in output.outputs:
+        if _is_over(choice):
+            rest = [_unfinished(one) for one in output.outputs if one.text or one.token_ids]
+            shown = msgspec.structs.replace(output, outputs=rest, finished=False) if rest else None
+            return shown, _timed_out(str(choice.stop_reason))
+    return output, None
 
 
 def _is_over(choice: CompletionOutput) -> bool:

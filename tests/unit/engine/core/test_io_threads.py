@@ -19,6 +19,7 @@ from evensong.protocol.errors import ErrorBody
 from evensong.protocol.handshake import ClientAddress
 from evensong.protocol.output import Admission, EngineCoreOutput, EngineCoreOutputs, EngineDeath, UtilityReply
 from evensong.protocol.request import AbortRequests, UtilityCall
+from evensong.protocol.stats import SchedulerStats
 from evensong.protocol.wire import ENGINE_CORE_DEAD, MessageType, Stamp, engine_identity, pack
 from tests.unit.engine.core.making import STAMP, ask
 
@@ -131,6 +132,45 @@ def test_outputs_go_to_their_client_with_the_cores_name(ends: Ends) -> None:
         header, mark, payload = pull.recv_multipart()
         assert STAMP.read(header).type is MessageType.DEAD and mark == ENGINE_CORE_DEAD
         assert msgspec.msgpack.decode(payload, type=EngineDeath).reason == "why"
+
+
+def admits(name: str) -> EngineCoreOutputs:
+    return EngineCoreOutputs(admissions=[Admission(name, 0)])
+
+
+def test_admissions_in_a_row_go_in_one_message_and_nothing_overtakes() -> None:
+    # Not started: what waits in its queue stays there.
+    thread = OutputThread.__new__(OutputThread)
+    thread._queue = SimpleQueue()
+    output, death = EngineCoreOutputs(outputs=[EngineCoreOutput("a", 0, 0, [5])]), EngineDeath(0, 1, "why")
+    stats = EngineCoreOutputs(admissions=[Admission("s", 0)], stats=SchedulerStats())
+    waiting = [(0, admits("b")), (1, admits("c")), (1, admits("d")), (1, output), (1, output), (1, admits("e"))]
+    for item in (*waiting, (1, stats), (1, admits("f")), death, None, (1, admits("too late"))):
+        thread._queue.put(item)
+    items = thread._with_what_waits((0, admits("a")))
+    said = [item if not isinstance(item, tuple) else (item[0], names(item[1])) for item in items]
+    assert said == [(0, "ab"), (1, "cd"), (1, ""), (1, ""), (1, "e"), (1, "s"), (1, "f"), death, None]
+    assert thread._queue.get_nowait() == (1, admits("too late"))
+
+
+def names(message: EngineCoreOutputs) -> str:
+    return "".join(admission.request_id for admission in message.admissions)
+
+
+def test_a_burst_arrives_whole_and_in_order(ends: Ends) -> None:
+    for number in range(50):
+        ends.output.send(0, admits(f"r{number}"))
+        ends.output.send(0, admits(f"s{number}"))
+        ends.output.send(0, EngineCoreOutputs(outputs=[EngineCoreOutput(f"r{number}", 0, 0, [number])]))
+    admitted: list[str] = []
+    num_outputs = 0
+    while num_outputs < 50:
+        message = ends.receive(0)
+        admitted += [admission.request_id for admission in message.admissions]
+        for output in message.outputs:
+            assert output.new_token_ids == [num_outputs] and len(admitted) == 2 * num_outputs + 2
+            num_outputs += 1
+    assert admitted == [f"{kind}{number}" for number in range(50) for kind in "rs"]
 
 
 def test_only_what_cannot_be_encoded_becomes_an_error(ends: Ends) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evensong.config.resolve import resolve
 from evensong.config.sections import ServerConfig
@@ -18,6 +19,7 @@ from evensong.engine.async_llm import AsyncLLM
 from evensong.engine.frontend.front import ModelFiles
 from evensong.entrypoints.http.app import create_app
 from evensong.entrypoints.http.state import ServerState
+from evensong.entrypoints.http.streaming import BODY_WRITER
 from evensong.protocol.output import FinishReason, PromptScores, TokenLogprobs
 from evensong.protocol.request import EngineCoreRequest
 from evensong.testing.byte_tokenizer import EOS_TOKEN_ID, byte_ids, byte_tokenizer, tiny_description
@@ -117,14 +119,61 @@ class Served:
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+class Writer:
+    """A connection's BodyWriter: parts lie here until the application sends something. `room`: writes that it takes."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.room: int | None = None
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    def write(self, body: bytes) -> bool:
+        """Takes a part, while there is room."""
+        if self.room == 0:
+            self._drained.clear()
+            return False
+        self.room = None if self.room is None else self.room - 1
+        self.parts.append(body)
+        return True
+
+    def make_room(self, room: int | None) -> None:
+        """The client has read."""
+        self.room = room
+        self._drained.set()
+
+    async def drain(self) -> None:
+        """Until there is room."""
+        await self._drained.wait()
+
+
+def pushing(app: FastAPI, writer: Callable[[], Writer] = Writer) -> ASGIApp:
+    """The application as it is on connections that have a BodyWriter."""
+
+    async def pushed(scope: Scope, receive: Receive, send: Send) -> None:
+        own = writer()
+
+        async def send_in_order(message: Message) -> None:
+            if message["type"] == "http.response.body" and own.parts:
+                body = b"".join(own.parts)
+                own.parts.clear()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send(message)
+
+        await app({**scope, "extensions": {BODY_WRITER: own}}, receive, send_in_order)
+
+    return pushed
+
+
 @contextlib.asynccontextmanager
 async def serving(
     core: TalkingClient | None = None,
     engine: dict[str, Any] | None = None,
     client: tuple[str, int] = ("127.0.0.1", 123),
+    pushed: bool = True,
     **server: Any,
 ) -> AsyncIterator[Served]:
-    """An application that is ready."""
+    """An application that is ready; with `pushed` its streams are, where they can be."""
     core = core or TalkingClient()
     config = resolve({"served_model_name": "demo", **(engine or {})})
     state = ServerState(config, ServerConfig(**server), ProgressPage())
@@ -133,7 +182,7 @@ async def serving(
     running = AsyncLLM(state.engine_config, client=core, files=files, max_n=state.server_config.max_n)
     state.engine = running
     app = create_app(state)
-    transport = httpx.ASGITransport(app, client=client)
+    transport = httpx.ASGITransport(pushing(app) if pushed else app, client=client)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         try:
             yield Served(app, state, core, http)
@@ -170,7 +219,7 @@ async def until(condition: Callable[[], object]) -> None:
 class Visitor:
     """A client at the ASGI level, that can leave in the middle."""
 
-    def __init__(self, app: FastAPI, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, app: ASGIApp, path: str, body: dict[str, Any]) -> None:
         self.messages: list[Any] = []
         self._gone = asyncio.Event()
         self._body: bytes | None = json.dumps(body).encode()

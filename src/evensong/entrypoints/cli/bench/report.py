@@ -72,10 +72,10 @@ def write(path: Path, text: str, *, append: bool = False) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def check_plot(path: str | None) -> None:
-    """Before a run, not after it: raises ConfigError where --plot cannot work."""
+def check_plot(path: str | None, flag: str = "--plot") -> None:
+    """Before a run, not after it: raises ConfigError where a picture cannot be drawn."""
     if path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'evensong[plot]'")
+        raise ConfigError(f"{flag} needs matplotlib: pip install 'evensong[plot]'")
 
 
 def plot(path: Path, records: Sequence[Record], title: str) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from evensong.entrypoints.http.errors import of_exception
 from evensong.entrypoints.http.forms_out import sse
-from evensong.entrypoints.http.generation import respond_bytes, respond_whole
+from evensong.entrypoints.http.generation import respond_whole
 from evensong.entrypoints.http.messages.errors import message_error
 from evensong.entrypoints.http.messages.forms import (
     CountAnswer,
@@ -27,6 +27,7 @@ from evensong.entrypoints.http.openapi import described_body
 from evensong.entrypoints.http.run_form import run_form
 from evensong.entrypoints.http.said import what_is_said
 from evensong.entrypoints.http.state import ServerState
+from evensong.entrypoints.http.streaming import respond_bytes
 from evensong.entrypoints.http.translated import renamed
 from evensong.entrypoints.http.turn import Turn, prepare_turn
 from evensong.protocol.errors import EvensongError, RequestError

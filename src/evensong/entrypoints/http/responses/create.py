@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from evensong.entrypoints.http.errors import of_exception
 from evensong.entrypoints.http.forms_out import encode, sse
-from evensong.entrypoints.http.generation import event_stream, respond_bytes, respond_whole
+from evensong.entrypoints.http.generation import respond_whole
 from evensong.entrypoints.http.responses.forms import ResponseForm
 from evensong.entrypoints.http.responses.store import PREFIX, EventLog, ResponseStore, Stored
 from evensong.entrypoints.http.responses.translate import NAMES, input_items, translate
@@ -22,6 +22,7 @@ from evensong.entrypoints.http.responses.writer import Event, ResponseWriter
 from evensong.entrypoints.http.said import what_is_said
 from evensong.entrypoints.http.service import key_name
 from evensong.entrypoints.http.state import ServerState
+from evensong.entrypoints.http.streaming import event_stream, respond_bytes
 from evensong.entrypoints.http.translated import renamed
 from evensong.entrypoints.http.turn import Turn, prepare_turn
 from evensong.protocol.errors import EvensongError, RequestError
