@@ -9,6 +9,7 @@ from evensong.engine.core.core import EngineCore
 from evensong.protocol.request import EngineCoreRequest
 from evensong.protocol.sampling_params import SamplingParams
 from evensong.protocol.wire import Stamp
+from evensong.scheduler.grammar.state import RequestGrammar
 from evensong.testing.fake_executor import FakeExecutor
 
 STAMP = Stamp(b"t" * 16, 0, 1)
@@ -23,3 +24,18 @@ def make_core(executor: FakeExecutor | None = None, **settings: Any) -> EngineCo
 def ask(request_id: str, prompt: list[int] | None = None, max_tokens: int = 4, **fields: Any) -> EngineCoreRequest:
     """A request."""
     return EngineCoreRequest(request_id, prompt or [1, 2], SamplingParams(seed=1, max_tokens=max_tokens), **fields)
+
+
+class AnyToken(RequestGrammar):
+    """A grammar that allows all, by saying nothing."""
+
+    num_words = 1
+
+    def __init__(self) -> None:
+        self.fault = None
+
+    def fill(self, row: object) -> bool:
+        return False
+
+    def accept(self, token_id: int) -> bool:
+        return False

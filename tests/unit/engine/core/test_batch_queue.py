@@ -12,8 +12,7 @@ from evensong.engine.core.core import EngineCore, Outputs
 from evensong.protocol.output import EngineCoreOutput, FinishReason
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
 from evensong.testing.fake_executor import FakeExecutor, scripted_token
-from tests.unit.engine.core.making import ask, make_core
-from tests.unit.engine.core.test_core import AnyToken
+from tests.unit.engine.core.making import AnyToken, ask, make_core
 
 
 class Noting(FakeExecutor):

@@ -11,9 +11,8 @@ from evensong.engine.core.core import EngineCore
 from evensong.protocol.errors import ConfigError
 from evensong.protocol.output import FinishReason
 from evensong.protocol.step import GrammarBitmask, ModelOutput, SchedulerOutput
-from evensong.scheduler.grammar.state import RequestGrammar
 from evensong.testing.fake_executor import FakeExecutor
-from tests.unit.engine.core.making import ask, make_core
+from tests.unit.engine.core.making import AnyToken, ask, make_core
 
 
 class Watched(FakeExecutor):
@@ -33,21 +32,6 @@ class Watched(FakeExecutor):
     def shutdown(self) -> None:
         self.closed += 1
         super().shutdown()
-
-
-class AnyToken(RequestGrammar):
-    """A grammar that allows all, by saying nothing."""
-
-    num_words = 1
-
-    def __init__(self) -> None:
-        self.fault = None
-
-    def fill(self, row: object) -> bool:
-        return False
-
-    def accept(self, token_id: int) -> bool:
-        return False
 
 
 @pytest.fixture
