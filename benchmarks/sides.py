@@ -62,7 +62,7 @@ class Working(Protocol):
 
 
 def wait_idle(processes: Working) -> None:
-    """Waits until they do nothing more: evensong takes the memory of a cache of a given size while it has nothing to do."""
+    """Waits until they do nothing more: evensong takes the memory of a cache of a given size while it is idle."""
     until, last = time.monotonic() + SETTLE_SECONDS, -1.0
     while time.monotonic() < until and (now := processes.cpu_seconds()) - last > IDLE_SHARE * SETTLE_POLL:
         last = now
