@@ -32,6 +32,7 @@ from evensong.utils.shm_ring import RING_BYTES, RingClosed, RingReader, RingWrit
 MODULE = "evensong.worker.process"
 # Worker and core look at each other's progress this often while they wait.
 SLICE_SECONDS = 0.25
+PING_SECONDS = 0.3
 # A core that ends gives its workers less than it is given itself.
 EXIT_SECONDS = 1.5
 
@@ -126,11 +127,20 @@ class RankGroup:
 
     def time_out(self, seconds: float) -> None:
         """A rank took longer than it may: all of them end. Raises TimeoutError, which names it."""
-        late = self._plans.unread() or [self.grid.output_rank]
+        late = self._hanging() or [self.grid.output_rank]
         names = " and ".join(f"rank {index}" for index in late)
         message = f"{names} did not answer in {seconds:g} s (--worker-timeout)"
         self.fail(lambda: TimeoutError(message))
         self._raise_failure()
+
+    def _hanging(self) -> list[int]:
+        """Ranks that do not even read. Others may wait for them, and still do."""
+        with contextlib.suppress(TimeoutError, RingClosed):
+            self._plans.send(bytes([ToRanks.PING]), PING_SECONDS)
+        until = time.monotonic() + PING_SECONDS
+        while self._plans.unread() and time.monotonic() < until:
+            time.sleep(PING_SECONDS / 100)
+        return self._plans.unread()
 
     def fail(self, make_error: Callable[[], Exception]) -> None:
         """Nothing runs any more, for this reason; the first one counts. Whoever waits is woken, every process ends."""

@@ -44,6 +44,7 @@ class ToRanks(IntEnum):
     BITMASK = 2  # GrammarBitmask, or none: for the plan before it, if that awaits one
     CALL = 3  # Call
     END = 4
+    PING = 5  # asks for nothing: a rank that hangs does not read it
 
 
 class FromRank(IntEnum):

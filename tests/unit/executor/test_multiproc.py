@@ -244,12 +244,18 @@ def test_kill_9_while_nobody_waits_is_told(start: Start) -> None:
     assert reasons == ["worker 3.0 killed by SIGKILL"]
 
 
+@pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_rank_meets_the_time_limit(start: Start, victim: int) -> None:
+def test_a_stopped_rank_meets_the_time_limit(start: Start, victim: int, within: bool) -> None:
     executor = ready(start(pp=2, seconds=1.0))
-    process_of(victim).suspend()
+    if not within:
+        process_of(victim).suspend()
     # Its neighbour runs, and waits for it.
     executor.execute_model(plan(WAITS))
+    if within:
+        while executor._group._plans.unread():
+            time.sleep(0.01)
+        process_of(victim).suspend()
     with pytest.raises(TimeoutError, match=rf"^rank {victim} did not answer in 1 s"):
         executor.sample_tokens(None).result()
     assert not workers_left(1)
