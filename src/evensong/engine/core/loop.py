@@ -28,6 +28,8 @@ from evensong.utils.logging import get_logger
 logger = get_logger(__name__)
 
 HELD_POLL_SECONDS = 0.05
+# How long nothing may come before the KV cache is proved sound: whoever comes right away does not wait for that.
+PROOF_SECONDS = 0.2
 # The client that gets the scheduler's stats.
 STATS_CLIENT = 0
 Send = Callable[[int, EngineCoreOutputs], None]
@@ -47,6 +49,7 @@ class CoreLoop:
         self._control = Control(core, self._send_outputs)
         self._deadline: float | None = None
         self._stats_pending = False
+        self._proof_pending = False
         if core.steps.runs_one_ahead:
             # One step runs and one is planned behind it: that plan may wait for who comes meanwhile.
             core.steps.pacing = Pacing()
@@ -73,7 +76,7 @@ class CoreLoop:
             try:
                 if idle and self._deadline is None:
                     # What a pause holds back may still run out of time.
-                    message = self._inbox.get(timeout=self._core.seconds_left())
+                    message = self._inbox.get(timeout=self._idle_seconds())
                 elif idle and self._core.request_ids():
                     # A pause holds them, and the end is near.
                     message = self._inbox.get(timeout=HELD_POLL_SECONDS)
@@ -83,12 +86,15 @@ class CoreLoop:
                 else:
                     message = self._inbox.get_nowait()
             except Empty:
+                if idle and self._proof_pending:
+                    self._proof_pending = False
+                    self._core.scheduler.check_kv_cache()
                 return
             self._handle(message)
             self._send_late_replies()
 
     def _become_idle(self) -> None:
-        """Nothing runs: old aborts are dropped, clients see gauges of zero, the KV cache is proved sound.
+        """Nothing runs: old aborts are dropped, clients see gauges of zero; the KV cache is proved sound, if it lasts.
 
         Then the workers get time of their own, until a message comes.
         """
@@ -97,9 +103,16 @@ class CoreLoop:
         if self._stats_pending:
             self._stats_pending = False
             self._send(STATS_CLIENT, self._message(with_stats=True))
-            self._core.scheduler.check_kv_cache()
+            self._proof_pending = True
         while self._deadline is None and self._inbox.empty() and self._core.executor.use_idle_time():
             pass
+
+    def _idle_seconds(self) -> float | None:
+        """How long to wait for a message: until something is over its time, or until the proof is due."""
+        left = self._core.seconds_left()
+        if not self._proof_pending:
+            return left
+        return PROOF_SECONDS if left is None else min(left, PROOF_SECONDS)
 
     def _handle(self, message: Message) -> None:
         match message:
