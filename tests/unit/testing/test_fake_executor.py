@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from evensong.protocol.step import CachedRequestData, NewRequestData, SchedulerO
 from evensong.testing.fake_executor import FakeExecutor, scripted_token
 
 NONE = CachedRequestData()
+STEP_IDS = itertools.count(1)
 
 
 @pytest.fixture
@@ -34,7 +36,8 @@ def step(
     sampling: list[str],
     released: list[str] | None = None,
 ) -> list[list[int]]:
-    executor.execute_model(SchedulerOutput(1, news, cached, counts, sampling, released or [])).result()
+    plan = SchedulerOutput(next(STEP_IDS), news, cached, counts, sampling, released or [])
+    executor.execute_model(plan).result()
     return executor.sample_tokens(None).result().sampled_token_ids
 
 
@@ -90,7 +93,7 @@ def test_it_fails_when_told() -> None:
     executor = FakeExecutor(fail_at_step=1)
     executor.initialize_from_config(KVCacheConfig(4, 2), 8)
     with pytest.raises(RuntimeError, match="as told"):
-        step(executor, [], NONE, {}, [])
+        step(executor, [new("a", [1], [0])], NONE, {"a": 1}, ["a"])
     reasons: list[str] = []
     executor.register_failure_callback(reasons.append)
     executor.fail("gone")

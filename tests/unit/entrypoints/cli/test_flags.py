@@ -68,7 +68,7 @@ def test_flags(words: tuple[str, ...], name: str, value: Any) -> None:
     ("words", "says"),
     [
         (("demo", "--max-model-length", "5"), "there is no flag --max-model-length; did you mean --max-model-len?"),
-        (("demo", "--tensor-parallel-size", "2"), "there is no flag --tensor-parallel-size\n"),
+        (("demo", "--speculative-config", "2"), "there is no flag --speculative-config\n"),
         (("demo", "--enable-prefix-cachin"), "did you mean --enable-prefix-caching?"),
         (("demo", "--xyzzy=1"), "there is no flag --xyzzy"),
         (("demo", "--max-num", "5"), "there is no flag --max-num"),
