@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the first world (default: the clock)")
     parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--settings", type=json.loads, default={}, help='of all engines: {"tensor_parallel_size": 2}')
     parser.add_argument("--report", default="soak-report.json")
     options = parser.parse_args()
     seed = int(time.time()) if options.seed is None else options.seed
@@ -33,10 +34,10 @@ def main() -> int:
     leaks: list[str] = []
     worlds = requests = 0
     cases = make_cases(seed, options.cases, options.max_tokens)
-    solo = run_solo(cases)
+    solo = run_solo(cases, **options.settings)
     while worlds == 0 or time.monotonic() < until:
         rng = random.Random(seed + worlds)
-        world = random_world(rng, cases)
+        world = random_world(rng, cases).with_settings(options.settings)
         answers, blocks = run_world(world, cases)
         worlds += 1
         requests += len(answers)

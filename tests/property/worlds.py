@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -49,6 +49,10 @@ class World:
     aborts: dict[int, int] = field(default_factory=dict)
     priorities: dict[int, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+
+    def with_settings(self, settings: dict[str, Any]) -> World:
+        """The same with further settings."""
+        return replace(self, settings={**self.settings, **settings})
 
 
 PERSON = {
@@ -154,6 +158,7 @@ def random_world(rng: random.Random, cases: list[Case]) -> World:
         "long_prefill_token_threshold": rng.choice([0, 0, 5]),
         "enforce_eager": rng.random() < 0.2,
         "async_scheduling": rng.random() < 0.7,
+        "pipeline_parallel_size": rng.choice([1, 1, 1, 2]),
     }
     arrivals = [rng.choice([0, 0, rng.randrange(40)]) for _ in cases]
     aborted = rng.sample(range(len(cases)), k=rng.randrange(0, max(1, len(cases) // 4)))

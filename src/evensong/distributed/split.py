@@ -18,8 +18,8 @@ PANEL = 32
 # The context that layers are weighed with: each earlier token costs a multiplication with its keys and its values.
 # Short answers and long ones lie on both sides of it; with it attention is a sixth of a layer of SmolLM2.
 WEIGHED_CONTEXT = 512
-# What a value between two products costs (norms, rotation, activation, sums), in multiplications of a product: fitted to
-# steps of 32 rows of SmolLM2, where a layer takes 0.69 ms and the output head 3.0. The wider the model, the less it counts.
+# What a value between two products costs (norms, rotation, activation, sums), in multiplications of a product: fitted
+# to steps of 32 rows of SmolLM2, where a layer takes 0.69 ms and the output head 3.0. Wider models feel it less.
 BETWEEN_PRODUCTS = 300
 # Ranks that the native kernels let meet (native/src/links.h).
 _MOST_PARTS = 64
