@@ -189,7 +189,8 @@ def test_two_processes_share_the_pages_of_one_file(path: Path) -> None:
     for report in reports:
         sizes = {name: int(kib) for name, kib in re.findall(r"(\w+): +(\d+) kB", report)}
         assert " r--s " in report.split(";")[0]
-        assert sizes["Private_Dirty"] == 0 and sizes["Anonymous"] == 0, report
+        # A page of the header or the table that the other has not mapped counts as private, but not as anonymous.
+        assert sizes["Anonymous"] == 0, report
         assert sizes["Shared_Clean"] + sizes["Shared_Dirty"] >= 8 << 10
     assert len({report.split()[4] for report in reports}) == 1  # the inode
 
