@@ -78,6 +78,31 @@ def test_workers_get_idle_time_until_a_message_comes() -> None:
     rig.core.shutdown()
 
 
+def test_the_kv_cache_is_proved_sound_when_it_is_quiet_not_before_the_next_request(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    nexts = iter([Add(0, ask("b")), Add(0, ask("c"))])
+    prove = rig.core.scheduler.check_kv_cache
+
+    def send(_: int, message: EngineCoreOutputs) -> None:
+        for output in message.outputs:
+            if output.finish_reason is not None:
+                events.append(output.request_id)
+                if (following := next(nexts, None)) is not None:
+                    rig.inbox.put(following)
+
+    def proved() -> dict[str, int]:
+        events.append("proved")
+        rig.inbox.put(Shutdown(1.0))
+        return prove()
+
+    monkeypatch.setattr(rig.core.scheduler, "check_kv_cache", proved)
+    rig.inbox.put(Add(0, ask("a")))
+    CoreLoop(rig.core, rig.inbox, send).run()
+    assert events == ["a", "b", "c", "proved"]
+
+
 def test_at_the_deadline_what_runs_is_aborted() -> None:
     core = make_core(FakeExecutor(step_seconds=0.01))
     rig = Rig(core)
