@@ -8,20 +8,11 @@
 #include <limits>
 
 #include "program.h"
+#include "rows_at_once.h"
 
 namespace evensong {
 
 namespace {
-
-constexpr std::int64_t kRowsAtOnce = 8;
-
-std::int64_t row_units(std::int64_t rows) { return (rows + kRowsAtOnce - 1) / kRowsAtOnce; }
-
-// Calls `body(row)` for the rows of a unit.
-template <typename Body>
-void for_rows(std::int64_t unit, std::int64_t rows, Body body) {
-  for (std::int64_t row = unit * kRowsAtOnce; row < std::min(rows, (unit + 1) * kRowsAtOnce); ++row) body(row);
-}
 
 // Without units of its own: what one thread says once.
 class Moment : public Segment {

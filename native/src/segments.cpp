@@ -5,21 +5,11 @@
 
 #include "packed.h"
 #include "program.h"
+#include "rows_at_once.h"
 
 namespace evensong {
 
 namespace {
-
-// Rows of a unit where each row is little work.
-constexpr std::int64_t kRowsAtOnce = 8;
-
-std::int64_t row_units(std::int64_t rows) { return (rows + kRowsAtOnce - 1) / kRowsAtOnce; }
-
-// Calls `body(row)` for the rows of a unit.
-template <typename Body>
-void for_rows(std::int64_t unit, std::int64_t rows, Body body) {
-  for (std::int64_t row = unit * kRowsAtOnce; row < std::min(rows, (unit + 1) * kRowsAtOnce); ++row) body(row);
-}
 
 class Embedding : public Segment {
  public:
