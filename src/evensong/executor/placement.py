@@ -13,14 +13,13 @@ from pathlib import Path
 
 from evensong.protocol.errors import ConfigError
 from evensong.utils.logging import get_logger
-from evensong.utils.machine import usable_cpus
+from evensong.utils.machine import may_have_cuda, usable_cpus
 
 logger = get_logger(__name__)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
-# What NVIDIA's driver makes on Linux and under WSL, and the library that counts what it drives.
-_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+# The library of NVIDIA's driver that counts what it drives.
 _LIBRARY = "libnvidia-ml.so.1"
 
 
@@ -34,7 +33,7 @@ class Place:
 
 def place_ranks(device: str, num_ranks: int) -> list[Place]:
     """A place for each rank of this host; `device` is the setting. Raises ConfigError: more ranks than devices."""
-    if device != "cpu" and any(Path(file).exists() for file in _DRIVER_FILES):
+    if device != "cpu" and may_have_cuda():
         devices = visible_devices(os.environ.get(VISIBLE), count_devices())
         # Where no device can be seen the worker runs on the CPU, unless it was told not to: that it says itself.
         if devices or device == "cuda":

@@ -16,6 +16,13 @@ import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
+# What NVIDIA's driver makes on Linux and under WSL.
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+
+
+def may_have_cuda() -> bool:
+    """Whether NVIDIA's driver is there: without it, neither torch nor the driver's own library need be asked."""
+    return any(Path(file).exists() for file in _DRIVER_FILES)
 
 
 def usable_cpus() -> int:

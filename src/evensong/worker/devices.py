@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 from evensong.kernels.cpu import native
+from evensong.utils.machine import may_have_cuda
 from evensong.worker.device import Device, DeviceSettings
 
 NATIVE = "evensong.worker.native_device:NativeDevice"
 TORCH = "evensong.worker.torch_device:TorchDevice"
-# What NVIDIA's driver makes on Linux and under WSL: without it, torch need not be asked.
-_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def make_device(settings: DeviceSettings) -> Device:
     """The device for `auto`, `cpu` or `cuda`. Raises ConfigError when there is none."""
-    if settings.device == "cuda" or (settings.device == "auto" and _may_have_cuda()):
+    if settings.device == "cuda" or (settings.device == "auto" and may_have_cuda()):
         device = _load(TORCH, settings)
         if device.kind != "cpu":
             return device
@@ -29,7 +27,3 @@ def _load(place: str, settings: DeviceSettings) -> Device:
     made: Any = getattr(importlib.import_module(module), name)
     device: Device = made(settings)
     return device
-
-
-def _may_have_cuda() -> bool:
-    return any(Path(file).exists() for file in _DRIVER_FILES)

@@ -9,6 +9,7 @@ import pytest
 from evensong.executor import placement
 from evensong.executor.placement import Place, on_devices, on_processors, place_ranks, visible_devices
 from evensong.protocol.errors import ConfigError
+from evensong.utils import machine
 
 
 def cores(places: list[Place]) -> list[tuple[int, ...] | None]:
@@ -69,7 +70,7 @@ def test_a_list_in_the_environment_is_honoured(setting: str | None, visible: lis
 
 
 def test_places_on_a_host_with_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "_DRIVER_FILES", ("/dev/null",))
+    monkeypatch.setattr(machine, "_DRIVER_FILES", ("/dev/null",))
     monkeypatch.setattr(placement, "count_devices", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     assert [place.variables["CUDA_VISIBLE_DEVICES"] for place in place_ranks("auto", 2)] == ["3", "1"]

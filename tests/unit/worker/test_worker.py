@@ -129,7 +129,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no CUDA device"):
         devices.make_device(DeviceSettings("cuda", "bfloat16"))
     # A driver without a device it can use: back to the CPU, natively.
-    monkeypatch.setattr(devices, "_may_have_cuda", lambda: True)
+    monkeypatch.setattr(devices, "may_have_cuda", lambda: True)
     assert type(devices.make_device(DeviceSettings("auto", "bfloat16"))).__name__ == "NativeDevice"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick_torch_device("auto").type == "cuda" and pick_torch_device("cpu").type == "cpu"
