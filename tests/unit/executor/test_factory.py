@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from evensong.config.resolve import resolve
-from evensong.executor import factory
+from evensong.executor import factory, multiproc
 
 
 @pytest.mark.parametrize(
@@ -24,5 +26,10 @@ def test_several_ranks_get_processes(
     settings: dict[str, Any], expected: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factory, "UniProcExecutor", lambda config: ("uni", 0))
-    monkeypatch.setattr(factory, "MultiprocExecutor", lambda config, replica: ("mp", replica))
+    monkeypatch.setattr(multiproc, "MultiprocExecutor", lambda config, replica: ("mp", replica))
     assert factory.make_executor(resolve(settings), 5) == expected
+
+
+def test_a_core_with_its_worker_inside_imports_nothing_of_other_ranks() -> None:
+    program = "import sys, evensong.engine.core.process; sys.exit('evensong.executor.multiproc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
